@@ -1,8 +1,8 @@
-"""Arrays that grow: the time to append rows of 784 float64 durably, beside other libraries and the floor.
+"""Arrays that grow: the time to append rows of 784 float64 durably, beside others and the baseline.
 
-Each subject begins with an empty array and appends one row, or 1,000 rows, again and again. The floor takes turns with
-it: one write and one sync of the same bytes into an allocated file (disk), or a streamed copy and a fence (memory). The
-mean of the ratios' time contains the moves of rows, the median does not.
+Each subject begins with an empty array and appends one row, or 1,000 rows, again and again. The baseline takes turns
+with it: one write and one sync of the same bytes into an allocated file (disk), or a streamed copy and a fence
+(memory). The mean of the ratios' time contains the moves of rows, the median does not.
 
     build/bench/venv/bin/python benchmarks/bench_growing.py
 """
@@ -109,29 +109,29 @@ SUBJECTS: dict[str, Callable[[Path, str], tuple[Append, Callable[[], Array]]]] =
 
 
 def measured(name: str, medium: str, directory: Path, rows: int, times: int) -> tuple[list[float], list[float]]:
-    """Seconds of each append, and of the floor before it."""
+    """Seconds of each append, and of the baseline before it."""
     append, found = SUBJECTS[name](directory, medium)
-    floor = baseline_of(medium, directory, rows * ROW_BYTES)
-    taken, floors = [], []
+    baseline = baseline_of(medium, directory, rows * ROW_BYTES)
+    taken, baselines = [], []
     values = np.random.default_rng(0).random((rows, COLUMNS))
     with no_collection():
         for i in range(times):
             values[:, 0] = i
-            floors.append(floor(values))
+            baselines.append(baseline(values))
             start = perf_counter()
             append(values)
             taken.append(perf_counter() - start)
     contents = found()
     if contents.shape != (rows * times, COLUMNS) or not (contents[-rows:, 0] == times - 1).all():
         raise SystemExit(f"{name}: the rows are not there")
-    return taken, floors
+    return taken, baselines
 
 
 def main() -> None:
     options = parser(__doc__ or "").parse_args()
     about = f"{machine()}, {real_time()}; " + ", ".join(f"{name} {version}" for name, version in versions().items())
     print(f"{about}\n")
-    print("| | rows | | median | × floor | mean × floor | longest |\n| --- | --- | --- | --- | --- | --- | --- |")
+    print("| | rows | | median | × baseline | mean × baseline | longest |\n| --- | --- | --- | --- | --- | --- | --- |")
     raw: dict[str, Any] = {}
     for medium in options.media:
         for rows, times in ((1, 3000), (1000, 40)):
@@ -140,15 +140,15 @@ def main() -> None:
                 if "maxshape" in name and rows * times > 10_000:
                     times = min(times, 10_000 // rows)
                 with scratch(parent(options, medium)) as directory:
-                    taken, floors = measured(name, medium, directory, rows, times)
-                ratio = statistics.median(one / floor for one, floor in zip(taken, floors))
-                median, mean = statistics.median(taken), sum(taken) / sum(floors)
+                    taken, baselines = measured(name, medium, directory, rows, times)
+                ratio = statistics.median(one / baseline for one, baseline in zip(taken, baselines))
+                median, mean = statistics.median(taken), sum(taken) / sum(baselines)
                 print(
                     f"| {medium} | {rows:,} | {name} | {seconds(median)} | {ratio:.2f} | {mean:.2f} "
                     f"| {seconds(max(taken))} |",
                     flush=True,
                 )
-                raw[f"{medium}, {rows}, {name}"] = {"append": taken, "floor": floors}
+                raw[f"{medium}, {rows}, {name}"] = {"append": taken, "baseline": baselines}
     save(options.raw, "growing", raw)
 
 

@@ -1,5 +1,5 @@
 /*
- * Two threads compare a large extent that is not watched. They find the pages that differ, as a tracker would. While
+ * Two threads compare a large extent that is not armed. They find the pages that differ, as a tracker would. While
  * the second thread compares later parts, the first one gathers what was found.
  *
  *   the first    gathers the next part as soon as it is compared; until then it takes a part that no thread has

@@ -19,7 +19,7 @@
 #define PAUSING_BYTES (ASKING_BYTES + (INT64_C(1) << 59))
 
 #define MILLISECOND UINT64_C(1000000)
-#define LOOK (10 * MILLISECOND)
+#define POLL_INTERVAL (10 * MILLISECOND)
 #define PAUSE_MOST (2 * MILLISECOND)
 #define IGNORED_FIRST (20 * MILLISECOND)
 #define IGNORED_MOST (1000 * MILLISECOND)
@@ -102,15 +102,15 @@ static void pause_for(pm_readers *readers, int fd)
     readers->ignored_until = now(CLOCK_MONOTONIC) + readers->ignored_for;
 }
 
-void pm_readers_look(pm_store *store)
+void pm_readers_poll(pm_store *store)
 {
     pm_readers *readers = &store->readers;
     if (store->media.trace) return;
     /* The clock is asked last: a look of another thread meanwhile would be later than this time. */
-    uint64_t looked = atomic_load(&readers->looked), time = now(CLOCK_MONOTONIC_COARSE);
-    if (time - looked < LOOK) return;
+    uint64_t polled = atomic_load(&readers->polled), time = now(CLOCK_MONOTONIC_COARSE);
+    if (time - polled < POLL_INTERVAL) return;
     /* Of several threads, one looks. */
-    if (!atomic_compare_exchange_strong(&readers->looked, &looked, time)) return;
+    if (!atomic_compare_exchange_strong(&readers->polled, &polled, time)) return;
     int fd = store->media.fd;
     atomic_store_explicit(&readers->waiting, is_locked(fd, WAITING_BYTE, WAITING_BYTE), memory_order_relaxed);
     if (is_asked(fd)) pause_for(readers, fd);
@@ -164,7 +164,7 @@ bool pm_readers_ask_and_wait(int fd, int64_t *byte)
      * ended its request; so the next one is not refused. */
     await(fd, false, PAUSE_MOST);
     *byte = pm_readers_ask(fd);
-    return await(fd, true, LOOK + PAUSE_MOST);
+    return await(fd, true, POLL_INTERVAL + PAUSE_MOST);
 }
 
 uint8_t *pm_readers_map(int fd)

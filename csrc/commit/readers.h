@@ -2,11 +2,13 @@
  * Readers in other processes (reader/snapshot.h) and the process that writes. A reader needs no permission to write, so
  * the two know of each other by locks on bytes of the file that data never reach.
  *
- * I21  A commit never waits for a reader, but for one that has asked for a pause, because commits change what it copies
- *      as quickly as it copies. Such a pause is at most PAUSE_MOST, at most one in LOOK, and if a reader does not end
- *      it, the next ones come ever more rarely, and soon none: a request counts for ASKED_MOST.
+ * I21  A commit never waits for a reader, with one exception. If commits change pages as quickly as a reader copies
+ *      them, the reader asks for a pause. A pause takes at most PAUSE_MOST, and there is at most one in POLL_INTERVAL.
+ *      After a pause that no reader ended, pauses become rarer, down to one in IGNORED_MOST. A request is valid for
+ *      ASKED_MOST.
  *
- * The writer looks for locks once in LOOK, before a commit. So the locks cost a commit one look at a clock.
+ * The writer looks for locks once in POLL_INTERVAL, before a commit. In other commits, the locks cost only the reading
+ * of a clock.
  */
 #ifndef PM_READERS_H
 #define PM_READERS_H
@@ -15,7 +17,7 @@
 
 /* ---- the process that writes ---- */
 
-void pm_readers_look(pm_store *store); /* before a commit, without the store's mutex */
+void pm_readers_poll(pm_store *store); /* before a commit, without the store's mutex */
 
 /* The durable marker names this commit now. Wakes those that wait for a commit. Under the store's mutex. */
 void pm_readers_told(pm_store *store, uint64_t sequence);

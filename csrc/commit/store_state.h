@@ -68,8 +68,8 @@ typedef struct {
 
 /* The committed image in the file, owned by commit/image.c. */
 typedef struct {
-    bool behind;  /* it does not show the last commit yet: the write-back is enqueued, or has failed */
-    bool durable; /* nothing was written to it since it was synced */
+    bool outdated; /* it does not show the last commit yet: the write-back is enqueued, or has failed */
+    bool durable;  /* nothing was written to it since it was synced */
     /* File offsets: between them it was written, and the kernel was not asked to write it back. Both 0: nothing was */
     uint64_t from, to;
 } pm_image;
@@ -103,9 +103,10 @@ typedef struct {
 
 /* What this process knows of readers, owned by commit/readers.c. */
 typedef struct {
-    atomic_ullong looked; /* the time of the last look, in nanoseconds */
+    atomic_ullong polled; /* the time of the last poll, in nanoseconds */
     atomic_bool waiting;  /* some wait for a commit */
-    uint64_t ignored_until, ignored_for; /* requests for a pause, after one that nobody ended; only who looks uses it */
+    /* After a pause that no reader ended, requests are ignored; used only by the thread that polls */
+    uint64_t ignored_until, ignored_for;
 } pm_readers;
 
 struct pm_store {

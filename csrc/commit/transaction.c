@@ -169,7 +169,7 @@ static pm_status write_commit(pm_store *store, const pending_commit *next)
         pm_async_committed(store, before, body, length);
         return overflow ? now_or_later(pm_write_back_drain(store)) : PM_OK;
     }
-    store->image.behind = true; /* until it shows the commit that is durable now */
+    store->image.outdated = true; /* until it shows the commit that is durable now */
     /* Without space, the next record writes its own durable marker. */
     pm_status marked = pm_log_durable_marker(&store->log, store->log.sequence);
     PM_TRY(pm_failed(store, now_or_later(marked)));

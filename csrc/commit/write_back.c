@@ -40,7 +40,7 @@ static pm_status run_job(pm_store *store)
     if (store->write_back.stuck) return status;
     store->write_back.job.body = NULL;
     PM_TRY(status);
-    store->image.behind = false;
+    store->image.outdated = false;
     /* The next commit like this one has to write the header twice, so the committed image is synced here. */
     return store->log_use.last_body > pm_log_room(&store->log) ? pm_image_sync(store) : PM_OK;
 }

@@ -16,7 +16,7 @@
  *      (pm_policy_committed), or a rollback has dropped it (pm_policy_restored). Only armed extents depend on that: in
  *      others, all pages that may differ are found again each time.
  * D2   Protect, then copy: pm_policy_scan comes before any byte is copied, and protects the pages that it lists.
- * I9   Space that gets another use is watched no longer (pm_policy_forget).
+ * I9   Space that gets another use is armed no longer (pm_policy_forget).
  */
 #ifndef PM_POLICY_H
 #define PM_POLICY_H

@@ -106,7 +106,7 @@ static int64_t scan(pm_tracker *tracker, const uint8_t *from, uint64_t length, s
 
 int64_t pm_tracker_collect(pm_tracker *tracker, const uint8_t *from, uint64_t length, bool filled, pm_page_set *set)
 {
-    /* SCAN_ONLY_ASYNC: an error if another mapping was put there, which is not watched. */
+    /* SCAN_ONLY_ASYNC: an error if another mapping was put there, which is not armed. */
     scan_argument how = {
         .flags = SCAN_PROTECT | SCAN_ONLY_ASYNC, .category_mask = IS_WRITTEN, .return_mask = IS_WRITTEN};
     /* A page that is not in memory counts as written as long as it is not protected. */
@@ -277,7 +277,7 @@ static bool prove_filled(pm_tracker *tracker, test_mapping *test, int fd, uint64
     return touch_by_kernel(fd, file_offset, second) && written_is_found(tracker, test, true, 3);
 }
 
-/* True if a mapping that replaced a page is noticed, and pages that are not watched any more are private all the
+/* True if a mapping that replaced a page is noticed, and pages that are not armed any more are private all the
  * same. */
 static bool prove_end(pm_tracker *tracker, test_mapping *test, int fd, uint64_t file_offset)
 {

@@ -41,7 +41,7 @@ bool pm_tracker_is_forced(void);
 const char *pm_tracker_name(pm_tracker_kind kind);
 
 /* Notes stores to these whole pages from now on; earlier stores are not noted. Returns the number of pages that are in
- * memory, or -1 if the kernel refuses: then the pages are not watched. */
+ * memory, or -1 if the kernel refuses: then the pages are not armed. */
 int64_t pm_tracker_arm(pm_tracker *tracker, const uint8_t *from, uint64_t length);
 bool pm_tracker_disarm(pm_tracker *tracker, const uint8_t *from, uint64_t length);
 

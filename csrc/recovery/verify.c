@@ -58,7 +58,7 @@ static void add_problem(checker *c, uint64_t offset, uint64_t length, uint64_t b
 
 static const pm_key no_key = {NULL, 0};
 
-static bool is_sound_beside_contents(const checker *c)
+static bool is_valid_beside_contents(const checker *c)
 {
     return c->report->count == c->beside;
 }
@@ -316,15 +316,15 @@ static void check_state(checker *c)
             add_problem(c, 0, PM_PAGE, 0, no_key, "the catalog's root is damaged");
         else
             check_tree(c, root->tree, top->level, no_key, no_key);
-        if (is_sound_beside_contents(c) && c->keys != root->keys)
+        if (is_valid_beside_contents(c) && c->keys != root->keys)
             add_problem(c, 0, PM_PAGE, 0, no_key, "the root counts %llu keys; the catalog has %llu",
                         (unsigned long long)root->keys, (unsigned long long)c->keys);
-        if (is_sound_beside_contents(c) && c->paired != pairs)
+        if (is_valid_beside_contents(c) && c->paired != pairs)
             add_problem(c, 0, PM_PAGE, 0, no_key, "the table of slots names %llu extents; the catalog has %llu of them",
                         (unsigned long long)pairs, (unsigned long long)c->paired);
     }
     /* After damage above, unreachable pages would only repeat it. */
-    if (is_sound_beside_contents(c)) check_space(c);
+    if (is_valid_beside_contents(c)) check_space(c);
 }
 
 /* Finds the place whose contribution is wrong, if it is the only one. Then the two sums differ by x and x * line, so
@@ -354,7 +354,7 @@ static void check_digest(checker *c, pm_digest committed)
         c->keys = c->paired = c->beside = 0;
         check_state(c);
     }
-    if (!is_sound_beside_contents(c)) return;
+    if (!is_valid_beside_contents(c)) return;
     if (c->suspect != UINT64_MAX)
         add_problem(c, c->suspect, PM_LINE, 0, no_key,
                     "the contents at region offset %llu, which were deleted, were not those that had been committed: a "

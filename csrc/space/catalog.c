@@ -442,22 +442,22 @@ typedef struct {
  * over all of them ends. */
 static pm_status check_shift(const pm_node *node, const shift *how, const bounds *in)
 {
-    bool leaf = !node->head.level, any = false, sound = !leaf || node->count || !(in->low.length || in->high.length);
+    bool leaf = !node->head.level, any = false, valid = !leaf || node->count || !(in->low.length || in->high.length);
     uint64_t number, now, before = 0, least = how->from + (uint64_t)how->by;
-    for (unsigned i = 0; i < node->count && sound; i++) {
+    for (unsigned i = 0; i < node->count && valid; i++) {
         pm_key key;
         pm_node_cell(node, i, &key, NULL);
-        sound = pm_node_key_within(key, in->low, in->high);
+        valid = pm_node_key_within(key, in->low, in->high);
         if (key.length < how->prefix.length || memcmp(key.bytes, how->prefix.bytes, how->prefix.length)) continue;
-        if (!number_of(key, how, &number)) sound = false;
-        else if (how->by > 0 && number >= how->from && number > UINT64_MAX - (uint64_t)how->by) sound = false;
-        else if (how->by < 0 && leaf && number >= least && number < how->from) sound = false;
-        if (!sound) break;
+        if (!number_of(key, how, &number)) valid = false;
+        else if (how->by > 0 && number >= how->from && number > UINT64_MAX - (uint64_t)how->by) valid = false;
+        else if (how->by < 0 && leaf && number >= least && number < how->from) valid = false;
+        if (!valid) break;
         now = shifted(number, how);
-        sound = !any || now > before;
+        valid = !any || now > before;
         any = true, before = now;
     }
-    return sound ? PM_OK : pm_fail(PM_CORRUPT, "the catalog is damaged: a key has no place in its sequence");
+    return valid ? PM_OK : pm_fail(PM_CORRUPT, "the catalog is damaged: a key has no place in its sequence");
 }
 
 /* Checks a node and what is below it, or, without bounds, changes them. */

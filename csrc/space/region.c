@@ -276,7 +276,7 @@ static void restore_pages(pm_region *region, uint64_t page, uint64_t last)
 
 /* Restores the written pages, if they are known. Each is protected before it is dropped, so that the next commit finds
  * a store that comes between. */
-static bool restore_watched(pm_region *region, uint64_t offset, uint64_t length)
+static bool restore_armed(pm_region *region, uint64_t offset, uint64_t length)
 {
     uint64_t pages = pm_extent_blocks(length), end = offset / PM_PAGE + pages;
     const pm_page_set *dirty = &region->policy.dirty;
@@ -294,9 +294,9 @@ static bool restore_watched(pm_region *region, uint64_t offset, uint64_t length)
 static void restore_extent(pm_region *region, uint64_t offset, uint64_t length)
 {
     uint64_t committed = pm_region_committed(region, offset, length);
-    bool watched = committed == offset && restore_watched(region, offset, length);
+    bool armed = committed == offset && restore_armed(region, offset, length);
     pm_policy_restored(&region->policy, offset, pm_extent_blocks(length));
-    if (watched) return;
+    if (armed) return;
     /* An extent that begins on a page has its pages to itself; a smaller one shares its page with other blocks. */
     if (offset % PM_PAGE == 0 && committed == offset) {
         restore_pages(region, offset / PM_PAGE, offset / PM_PAGE + pm_extent_blocks(length));

@@ -172,7 +172,7 @@ static pm_status enter_even(pm_store *store, bool also_failed)
     /* The store has failed */
     if (status != PM_OK && status != PM_NO_SPACE) store->unreported = true, status = PM_OK;
     if (store->closed) status = pm_fail(PM_CLOSED, "the store is closed");
-    else if (store->failed && !(also_failed && !store->image.behind)) status = report_failed(store);
+    else if (store->failed && !(also_failed && !store->image.outdated)) status = report_failed(store);
     /* I2, I9 */
     PM_CHECK(status != PM_OK || store->failed || !(store->write_back.job.body || store->write_back.overflowed));
     if (status != PM_OK) pm_thread_unlock(&store->mutex);
@@ -211,14 +211,14 @@ static pm_status enter_to_write(pm_store *store)
 
 pm_status pm_commit(pm_store *store)
 {
-    pm_readers_look(store);
+    pm_readers_poll(store);
     PM_TRY(enter_to_write(store));
     return leave(store, pm_transaction_commit(store, false));
 }
 
 pm_status pm_commit_only(pm_store *store, const pm_range *ranges, size_t count)
 {
-    pm_readers_look(store);
+    pm_readers_poll(store);
     PM_TRY(enter_to_write(store));
     pm_only_declare(store, ranges, count);
     return leave(store, pm_transaction_commit(store, true));

@@ -482,7 +482,7 @@ class Catalog:
         if (
             existing is not None
             and existing.kind == ARRAY
-            and (described := self._layout_if_sound(existing)) is not None
+            and (described := self._layout_if_valid(existing)) is not None
         ):
             writeable = described.writeable
             either = not (value.flags.c_contiguous or value.flags.f_contiguous)
@@ -498,7 +498,7 @@ class Catalog:
                     with contextlib.suppress(OutOfSpaceError):
                         self.put_array(key, described, value)
                         return
-                if (target := self._array_if_sound(existing, described)) is not None:
+                if (target := self._array_if_valid(existing, described)) is not None:
                     if target is not value:
                         np.copyto(target, value)
                     self.core.mark(existing.offset, existing.length)
@@ -507,12 +507,12 @@ class Catalog:
 
     # A value that is damaged, or that the disk can't read, can be replaced.
 
-    def _layout_if_sound(self, entry: Entry) -> Layout | None:
+    def _layout_if_valid(self, entry: Entry) -> Layout | None:
         with contextlib.suppress(*UNSOUND):
             return read_layout(self.core, entry)
         return None
 
-    def _array_if_sound(self, entry: Entry, described: Layout) -> Array | None:
+    def _array_if_valid(self, entry: Entry, described: Layout) -> Array | None:
         """The array under an entry, to be written to; None if it is damaged."""
         with contextlib.suppress(*UNSOUND):
             array = self._array(entry, described)

@@ -54,7 +54,7 @@ class Declaration(NamedTuple):
         """Decode bytes of the store. Raises CorruptStoreError if they are no declaration."""
         return _decoded(cls, encoded, "declaration")
 
-    def _sound(self) -> bool:
+    def _valid(self) -> bool:
         for name in self.inputs:
             if name is not None:
                 check_name(name)
@@ -98,7 +98,7 @@ class Stamp(NamedTuple):
         """Decode bytes of the store. Raises CorruptStoreError if they are no stamp."""
         return _decoded(cls, encoded, "stamp")
 
-    def _sound(self) -> bool:
+    def _valid(self) -> bool:
         summary = self.summary
         return (
             type(self.inputs) is int
@@ -114,7 +114,7 @@ def _decoded(kind: type[Part], encoded: bytes, what: str) -> Part:
     """Decode bytes of the store. Raises CorruptStoreError if they don't fit the type."""
     try:
         found = kind(*decode(encoded))
-        if not found._sound():
+        if not found._valid():
             raise ValueError("its parts")
     except CorruptStoreError:
         raise

@@ -355,16 +355,16 @@ def prune(store: StoreOrPath) -> list[str]:
     """
     with opened(store, "prune() commits", "r+") as own:
         found = (re.fullmatch(r"([^/]+/[0-9a-f]{16})/finished", name) for name in own)
-        slots = [
+        groups = [
             fit_group
             for fit_group in (FitGroup(own, match[1]) for match in found if match)
             if fit_group.finished and fit_group.unnamed
         ]
         with contextlib.ExitStack() as until_forgotten:
-            for fit_group in slots:
+            for fit_group in groups:
                 until_forgotten.enter_context(fit_group.worked_on())  # not while another thread loads the fit
-            slots = [fit_group for fit_group in slots if fit_group.fingerprint is not None and fit_group.finished]
+            groups = [fit_group for fit_group in groups if fit_group.fingerprint is not None and fit_group.finished]
             with own.transaction():
-                for fit_group in slots:
+                for fit_group in groups:
                     fit_group.forget()
-    return [fit_group.name for fit_group in slots]
+    return [fit_group.name for fit_group in groups]

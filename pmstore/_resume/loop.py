@@ -70,7 +70,7 @@ class Resumable(ABC):
     resumed_from_run_, resumed_from_iter_ : int
         The run that `run` found in the store, and the number of its iterations that were done. 0 and 0 for a new start.
     slot_name_ : str or None
-        The group of the store that the last `run` worked on.
+        The name of the fit group, the part of the store that the last `run` worked on.
     history_ : History
         After `run`: one row for every iteration, as `pmstore.history` returns it.
 

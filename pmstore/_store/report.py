@@ -135,7 +135,7 @@ class CheckReport(Sequence[Problem]):
 
     def __str__(self) -> str:
         if self.ok:
-            return "sound"
+            return "valid"
         return "\n".join(["1 problem:" if len(self) == 1 else f"{len(self)} problems:", *map(str, self)])
 
     def __repr__(self) -> str:

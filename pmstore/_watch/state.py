@@ -47,9 +47,9 @@ class Fit(NamedTuple):
     state: "starting", it has no iteration yet; "running"; "stalled", no iteration for long; "writer died"; "closed",
     its writer has closed the store before the end; "finished"; "unreadable". run is from 0, iteration the number of
     those done in the run. rate: iterations a second. left: seconds to the end, at most if at_most is true. age: seconds
-    since the last iteration. lives: processes that worked on it. late, lost: how often a fit over shards asked again,
-    because a reply was late, or because a worker was lost; None for other fits. ends: the objectives at the ends of
-    runs. None: not known.
+    since the last iteration. lives: how often it was started or resumed. late, lost: how often a fit over shards asked
+    again, because a reply was late, or because a worker was lost; None for other fits. ends: the objectives at the ends
+    of runs. None: not known.
     """
 
     name: str
@@ -147,7 +147,7 @@ def _state(finished: bool, rows: int, writer: str) -> str:
 
 
 def _pace(history: History) -> tuple[float | None, float]:
-    """Recent iterations a second, and the seconds of the slowest one. Time between lives does not count."""
+    """Recent iterations a second, and the seconds of the slowest one. The time between two processes does not count."""
     attempt = history["attempt"]
     if not len(attempt):
         return None, 0.0

@@ -279,7 +279,7 @@ def test_threads_beside_the_background_sync(tmp_path: Path) -> None:
     """The log is emptied and the file grows while snapshots are being synced."""
     errors: list[BaseException] = []
     store = pmstore.open(tmp_path / "s.pm", durability="async", sync_interval=0, max_size=24 << 20)
-    dense = store.create_array("dense", 140_000, "f8")
+    double_buffered = store.create_array("double_buffered", 140_000, "f8")
     store.commit()
 
     def work(k: int) -> None:
@@ -290,7 +290,7 @@ def test_threads_beside_the_background_sync(tmp_path: Path) -> None:
                     mine["n"] = i
                     mine[f"a{i % 3}"] = np.full(400 * (1 + i % 7), float(i))
                     if k == 0 and i % 6 == 0:
-                        dense[:] += 1
+                        double_buffered[:] += 1
                 if i % 10 == k:
                     store.sync()
                 if i % 10 == 7:
@@ -308,7 +308,7 @@ def test_threads_beside_the_background_sync(tmp_path: Path) -> None:
     store._drop(discard=True)
     with pmstore.open(tmp_path / "s.pm", "r+", verify=True) as again_:
         assert [again_[f"t{k}/n"] for k in range(3)] == [59] * 3
-        assert (again_["dense"] == 10).all()
+        assert (again_["double_buffered"] == 10).all()
         assert all((again_[f"t{k}/a2"] == 59).all() for k in range(3))
 
 

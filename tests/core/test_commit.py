@@ -142,9 +142,9 @@ def test_only_what_changed_is_logged(medium: Medium, open_store: OpenStore) -> N
     assert store.stats().dirty_bytes <= (1024 if medium.name == "memory" else 3 * 4096)
 
 
-def test_dense_extents_are_taken_whole_and_become_sparse_again(medium: Medium, open_store: OpenStore) -> None:
+def test_extents_that_change_as_a_whole_are_written_whole_for_a_while(medium: Medium, open_store: OpenStore) -> None:
     """Pages of an array that mostly changed are logged unseen; once it does not change any more, they are compared."""
-    path = medium.directory / "dense.pm"
+    path = medium.directory / "whole.pm"
     rng = np.random.default_rng(0)
     with pmstore.open(path, media=medium.name) as store:
         array = store.create_array("x", 64 * 512)
@@ -163,7 +163,7 @@ def test_dense_extents_are_taken_whole_and_become_sparse_again(medium: Medium, o
         store.commit()
         sequence = store.sequence
         store.commit()
-        assert store.sequence == sequence  # dense or not, what did not change is not written
+        assert store.sequence == sequence  # bytes that did not change are never written
         assert store.check().ok
         store._drop(discard=True)
     with pmstore.open(path, media=medium.name) as store:

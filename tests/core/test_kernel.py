@@ -63,7 +63,7 @@ def work(store: pmstore.Store, w: Array) -> None:
 
 
 def restricted(path: Path, media: Any, restrict: Callable[[], None], expected: set[str], late: bool) -> None:
-    """Run in a fork that is restricted. late: the restriction comes when the array is already watched."""
+    """Run in a fork that is restricted. late: the restriction comes when the array is already armed."""
     if not late:
         restrict()
     with pmstore.open(path, media=media) as store:
@@ -395,7 +395,7 @@ def test_protection_by_the_program(open_store: Open) -> None:
 @pytest.mark.usefixtures("tracker")
 @pytest.mark.parametrize("huge", ["always", "advise"])
 def test_huge_pages(tmp_path: Path, huge: str) -> None:
-    """A tmpfs of huge pages, which are split where a part of them is watched or changed."""
+    """A tmpfs of huge pages, which are split where a part of them is armed or changed."""
     place = tmp_path / "huge"
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size=64m,huge={huge}", "tmpfs", place]

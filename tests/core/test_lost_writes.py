@@ -351,7 +351,7 @@ def test_thousands_of_operations_leave_a_sound_store(medium: Medium, seed: int) 
         shutil.rmtree(medium.directory, ignore_errors=True)
 
 
-def test_nodes_that_merge_take_their_terms_along(store: pmstore.Store) -> None:
+def test_nodes_that_merge_take_their_contributions_along(store: pmstore.Store) -> None:
     """Also those that nothing had changed since the last commit."""
     for i in range(400):
         store[f"{i:03}" + "k" * 150] = i

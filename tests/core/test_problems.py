@@ -58,11 +58,11 @@ class File:
     def move(self, name: str, offset: int) -> None:
         self.image.change_cell(b"n" + name.encode(), offset=offset)
 
-    def seal(self, place: int | None = None, more: int = 0) -> None:
-        seal(self.image, place, more)
+    def update_digest(self, place: int | None = None, more: int = 0) -> None:
+        update_digest(self.image, place, more)
 
 
-def seal(image: Image, place: int | None = None, more: int = 0) -> None:
+def update_digest(image: Image, place: int | None = None, more: int = 0) -> None:
     """Set the digest: that of the image, unless the contribution of a place is to differ, and more."""
     total, moment = digest(image)
     if place is not None:
@@ -95,13 +95,13 @@ def slab(file: File) -> list[Place]:
 
 def blocks_of_a_slab(file: File) -> list[Place]:
     file.image.put(file.slab, 24, file.image.get(file.slab, 24) | 1 << 40)
-    file.seal()
+    file.update_digest()
     return [Place(None, file.slab, LINE)]
 
 
 def size_of_blocks(file: File) -> list[Place]:
     file.image.put(file.slab, 20, file.image.get(file.slab, 20, "I") + 1, "I")
-    file.seal()
+    file.update_digest()
     return [file.entry(name, 0, range(9)) for name in ("other", "small")]
 
 
@@ -120,7 +120,7 @@ def contents_and_space(file: File) -> list[Place]:
     """Damaged contents tell nothing of other problems, and hide none."""
     file.flip(REGION + file.at["a"])
     file.image.map_kind(FREE_PAGES[0], DATA)
-    file.seal()
+    file.update_digest()
     return [file.entry("a", 0, range(512)), Place(None, FREE_PAGES[0], PAGE, says="the space map says")]
 
 
@@ -131,7 +131,7 @@ def no_contents(file: File) -> list[Place]:
 
 def no_block(file: File) -> list[Place]:
     file.move("small", file.at["other"] + 8)  # in a block that another array has
-    file.seal()
+    file.update_digest()
     return [file.entry("small", 0, range(9), says) for says in ("is not on a block", "its contents are damaged")]
 
 
@@ -216,19 +216,19 @@ def child_behind_the_region(file: File) -> list[Place]:
 
 def space_map(file: File) -> list[Place]:
     file.image.map_kind(FREE_PAGES[0], DATA)
-    file.seal()
+    file.update_digest()
     return [Place(None, FREE_PAGES[0], PAGE)]
 
 
 def space_map_of_the_root(file: File) -> list[Place]:
     file.image.map_kind(0, SLAB_PAGE)
-    file.seal()
+    file.update_digest()
     return [Place(None, 0, PAGE, says="is a slab; it is metadata")]
 
 
 def root(file: File) -> list[Place]:
     file.image.set_root(file.tree, 7)
-    file.seal()
+    file.update_digest()
     return [Place(None, 0, PAGE)]
 
 
@@ -240,22 +240,22 @@ def place_of_the_catalog(file: File) -> list[Place]:
 
 
 def another_page(file: File) -> list[Place]:
-    file.seal(file.map)
+    file.update_digest(file.map)
     return [Place(None, file.map, PAGE)]
 
 
 def another_root(file: File) -> list[Place]:
-    file.seal(0)
+    file.update_digest(0)
     return [Place(None, 0, PAGE, says="the root page")]
 
 
 def another_slab(file: File) -> list[Place]:
-    file.seal(file.slab)
+    file.update_digest(file.slab)
     return [Place(None, file.slab, LINE, says="the slab page")]
 
 
 def other_contents(file: File) -> list[Place]:
-    file.seal(file.at["a"] + 2 * PAGE)
+    file.update_digest(file.at["a"] + 2 * PAGE)
     return [file.entry("a", 2, range(1024, 1536))]
 
 
@@ -265,17 +265,17 @@ def damaged_and_other_contents(file: File) -> list[Place]:
 
 
 def deleted_contents(file: File) -> list[Place]:
-    file.seal(FREE_PAGES[0] + LINE)
+    file.update_digest(FREE_PAGES[0] + LINE)
     return [Place(None, FREE_PAGES[0] + LINE, LINE)]
 
 
 def several(file: File) -> list[Place]:
-    file.seal(file.map, more=1)
+    file.update_digest(file.map, more=1)
     return [Place(None, 0, file.image.region_size, says="several pages")]
 
 
 def several_that_point_behind_the_region(file: File) -> list[Place]:
-    file.seal(file.image.region_size)
+    file.update_digest(file.image.region_size)
     return [Place(None, 0, file.image.region_size, says="several pages")]
 
 
@@ -324,7 +324,7 @@ def test_check_reads_the_table_of_slots(tmp_path: Path) -> None:
     assert "another length than its slots" in problem.text
     image.change_cell(b"nx", length=cell.length)
     (table,) = image.pages(SLOTS)
-    seal(image, table)
+    update_digest(image, table)
     image.save()
     with pmstore.open(image.path, "r", media="file", exclusive=True) as store:
         (problem,) = store.check()

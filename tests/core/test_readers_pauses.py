@@ -24,7 +24,7 @@ WAITING_BYTE = (1 << 62) + (1 << 60) + 1  # csrc/commit/readers.c
 ASKING_BYTES = WAITING_BYTE + 15  # one for each millisecond
 PAUSING_BYTES = ASKING_BYTES + (1 << 59)  # the same
 MILLISECOND = 1_000_000
-LOOK = 10 * MILLISECOND  # a commit looks for readers no sooner than that after the last look
+POLL_INTERVAL = 10 * MILLISECOND  # a commit looks for readers no sooner than that after the last look
 PAUSE = 20  # sleeps of a tenth of a millisecond: the longest pause
 
 
@@ -68,7 +68,7 @@ class Writer:
     def end(self, byte: int) -> None:
         self.lock(byte, fcntl.F_UNLCK)
 
-    def commit(self, later: int = LOOK) -> int:
+    def commit(self, later: int = POLL_INTERVAL) -> int:
         """How often a commit sleeps, so many nanoseconds later."""
         self.clock.value += later
         before = self.naps.value
@@ -83,13 +83,13 @@ def requests(directory: str) -> None:
     assert writer.commit() == 0, "what is locked further back is no request of these seconds"
     writer.end(byte)
     byte = writer.ask()
-    assert writer.commit(LOOK - 1) == 0, "it has just looked"
+    assert writer.commit(POLL_INTERVAL - 1) == 0, "it has just looked"
     assert writer.commit(1) == PAUSE
     writer.end(byte)
     ignored = writer.clock.value + 20 * MILLISECOND
     for early, milliseconds in ((1, 40), (0, 80), (0, 160), (0, 320), (0, 640), (0, 1000), (0, 1000)):  # without one
         byte = writer.ask()
-        assert writer.commit(ignored - early - LOOK - writer.clock.value) == 0
+        assert writer.commit(ignored - early - POLL_INTERVAL - writer.clock.value) == 0
         if early:
             assert writer.commit() == 0
         assert writer.commit() == PAUSE
@@ -109,7 +109,7 @@ def requests(directory: str) -> None:
     assert seen == [True] * 9 + [False] * 11, "the lock of a pause is on the byte of its first millisecond"
     assert not writer.sees(PAUSING_BYTES, 1 << 59)
     ignored = writer.clock.value + 20 * MILLISECOND
-    assert writer.commit(ignored - LOOK - writer.clock.value) == 0, "as after the first pause"
+    assert writer.commit(ignored - POLL_INTERVAL - writer.clock.value) == 0, "as after the first pause"
     assert writer.commit() == PAUSE
     writer.store.close()
     fd = os.open(Path(directory) / "s.pm", os.O_RDWR)
@@ -147,7 +147,7 @@ def threads(directory: str) -> None:
     writer = Writer(Path(directory) / "s.pm", 10**15)
 
     def another_thread() -> None:
-        writer.clock.value += LOOK
+        writer.clock.value += POLL_INTERVAL
         writer.ask(before=5000)  # so that it ends, and the next one is not ignored
         before = writer.naps.value
         writer.store._catalog.core.commit()  # the C interface, as the store's methods exclude each other

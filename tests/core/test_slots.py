@@ -15,7 +15,7 @@ import pmstore
 from pmstore._values.array import address_of
 from tests.conftest import Medium, run_in_fork
 from tests.core.test_hostile import image_of, use
-from tests.support.crashes_slots import dense_length
+from tests.support.crashes_slots import double_buffered_length
 from tests.support.images import DATA, PAGE
 
 
@@ -24,9 +24,9 @@ def written(store: pmstore.Store) -> int:
     return stats.bytes_logged + stats.bytes_home + stats.bytes_direct
 
 
-def make_dense(store: pmstore.Store, extra: int = 0, commits: int = 0) -> Any:
+def make_double_buffered(store: pmstore.Store, extra: int = 0, commits: int = 0) -> Any:
     """An array of float64 with two slots, all of whose elements are 4.0 and committed; further commits add one each."""
-    x = store.create_array("x", dense_length(store) + extra, "f8")
+    x = store.create_array("x", double_buffered_length(store) + extra, "f8")
     store.commit()
     for _ in range(4 + commits):
         x += 1
@@ -46,8 +46,8 @@ def reopened(store: pmstore.Store) -> pmstore.Store:
 
 
 @pytest.mark.parametrize("extra", [0, 24, 1000, 7, 512])
-def test_a_commit_of_a_dense_array_writes_each_byte_once(store, extra):
-    x = make_dense(store, extra=extra)
+def test_a_commit_of_a_double_buffered_array_writes_each_byte_once(store, extra):
+    x = make_double_buffered(store, extra=extra)
     before = written(store)
     for _ in range(10):
         x *= 2
@@ -60,7 +60,7 @@ def test_a_commit_of_a_dense_array_writes_each_byte_once(store, extra):
 
 
 def test_a_few_changes_do_not_write_all_of_it(store):
-    x = make_dense(store)
+    x = make_double_buffered(store)
     for i in range(6):
         before = written(store)
         x[i] = -1
@@ -72,7 +72,7 @@ def test_a_few_changes_do_not_write_all_of_it(store):
 
 
 def test_what_does_not_change_is_not_written(store):
-    make_dense(store)
+    make_double_buffered(store)
     store["epoch"] = 1
     before, sequence = written(store), store.sequence
     store.commit()
@@ -84,7 +84,7 @@ def test_what_does_not_change_is_not_written(store):
 
 def test_what_was_committed_through_the_log_is_not_written_again(store):
     """What was last written whole is not what is current any more."""
-    x = make_dense(store)
+    x = make_double_buffered(store)
     with store.transaction(only=[x[1:]]):
         x[1:] += 1
     before, sequence = written(store), store.sequence
@@ -94,7 +94,7 @@ def test_what_was_committed_through_the_log_is_not_written_again(store):
 
 @pytest.mark.parametrize("commits", [0, 1])
 def test_a_rollback_takes_all_of_it_back_from_either_slot(store, commits):
-    x = make_dense(store, commits=commits)
+    x = make_double_buffered(store, commits=commits)
     x[:] = -7
     store.rollback()
     assert (x == 4.0 + commits).all()
@@ -110,7 +110,7 @@ def test_a_rollback_takes_all_of_it_back_from_either_slot(store, commits):
 
 @pytest.mark.parametrize("commits", [0, 1])
 def test_opened_again_it_goes_on_from_the_current_slot(store, commits):
-    x = make_dense(store, commits=commits)
+    x = make_double_buffered(store, commits=commits)
     with reopened(store) as again:
         x = again["x"]
         assert (x == 4.0 + commits).all()
@@ -157,7 +157,7 @@ def test_release_gives_memory_back_over_either_slot(open_store, commits):
 
 def test_release_writes_a_slot_once(store):
     """What it has made equal stays so until the next commit."""
-    x = make_dense(store, commits=1)
+    x = make_double_buffered(store, commits=1)
     store.release("x")
     before = written(store)
     for _ in range(3):
@@ -177,7 +177,7 @@ def private_bytes(array):
 
 
 def test_release_keeps_every_byte(store):
-    x = make_dense(store)
+    x = make_double_buffered(store)
     for i in range(4):
         x[i] = i
         store.release("x")
@@ -194,7 +194,7 @@ def test_release_keeps_every_byte(store):
 
 
 def test_a_deleted_one_keeps_its_bytes_and_gives_both_slots_back(store):
-    x = make_dense(store)
+    x = make_double_buffered(store)
     used = store.stats().region_used
     expected = x.copy()
     del store["x"]
@@ -210,7 +210,7 @@ def test_a_deleted_one_keeps_its_bytes_and_gives_both_slots_back(store):
 @pytest.mark.parametrize("commits", [0, 1])
 def test_it_cools_down(store, commits):
     """It does so from either slot: contents in the second slot go to the first before only that one is left."""
-    x = make_dense(store, commits=commits)
+    x = make_double_buffered(store, commits=commits)
     used = store.stats().region_used
     for i in range(40):
         x[i % 8] = -i
@@ -227,7 +227,7 @@ def test_it_cools_down(store, commits):
 
 def test_without_space_for_a_second_slot_all_goes_on(medium):
     with pmstore.open(medium.directory / "full.pm", media=medium.name, max_size=3_000_000) as store:
-        x = store.create_array("x", max(dense_length(store), 120_000), "f8")
+        x = store.create_array("x", max(double_buffered_length(store), 120_000), "f8")
         store["filler"] = np.ones(30_000)
         store.commit()
         for _ in range(5):
@@ -242,9 +242,9 @@ def test_without_space_for_a_second_slot_all_goes_on(medium):
 def test_a_commit_that_fails_is_tried_again_with_what_is_there_then(medium):
     most = 12_000_000 if medium.name == "file" else 6_000_000
     with pmstore.open(medium.directory / "full.pm", media=medium.name, max_size=most) as store:
-        x = make_dense(store)
+        x = make_double_buffered(store)
         y = store.create_array("y", 500_000, "f8")
-        z = store.create_array("z", dense_length(store), "f8")
+        z = store.create_array("z", double_buffered_length(store), "f8")
         store.commit()
         for _ in range(2):
             z += 1  # next time it would get a second slot
@@ -317,7 +317,7 @@ def test_all_of_them_change_places_with_as_many_others(medium):
 
 @pytest.mark.parametrize("commits", [0, 1])
 def test_a_new_array_in_the_place_of_a_deleted_one_is_not_taken_for_it(store, commits):
-    x = make_dense(store, commits=commits)
+    x = make_double_buffered(store, commits=commits)
     with reopened(store) as again:
         x = again["x"]
         expected = x.copy()
@@ -337,7 +337,7 @@ def test_a_new_array_in_the_place_of_a_deleted_one_is_not_taken_for_it(store, co
 
 
 def test_views_and_several_references_of_one_array(store):
-    x = make_dense(store)
+    x = make_double_buffered(store)
     view = x[10:]
     del x
     view += 1

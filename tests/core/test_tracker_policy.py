@@ -1,4 +1,4 @@
-"""Which arrays are watched, and what commits ask the kernel for the others: csrc/dirty/policy.h.
+"""Which arrays are armed, and what commits ask the kernel for the others: csrc/dirty/policy.h.
 
 A wrong decision loses no write; it makes commits slower. Here the kernel says which memory it watches, and the shim
 counts how often it is asked, so that no time is measured. The costs in csrc/dirty/policy.c give the numbers of commits.
@@ -26,18 +26,18 @@ from tests.support.shim import variable
 PAGE = 4096
 PAGEMAP_SCAN = 0xC0606610
 LEAST = 64  # pages: of fewer, all are compared
-WATCHED_MOST = 1024  # arrays
+ARMED_MOST = 1024  # arrays
 Array = np.ndarray[Any, Any]
 
 
 @pytest.fixture(autouse=True)
-def can_be_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+def can_be_armed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PMSTORE_TRACKER", raising=False)
     if not (can_scan() and can_watch()):
         pytest.skip("the kernel watches no memory, or does not let this process use it")
 
 
-def is_watched(array: Array) -> bool:
+def is_armed(array: Array) -> bool:
     """Whether the kernel tells writes to the pages of an array (PAGE_IS_WPALLOWED)."""
     address = address_of(array)
     start, end = address // PAGE * PAGE, -(-(address + array.nbytes) // PAGE) * PAGE
@@ -58,16 +58,16 @@ def written_whole(store: pmstore.Store, pages: int) -> Array:
 
 
 def commits(store: pmstore.Store, w: Array, changed: int, most: int) -> list[bool]:
-    """Commits, each of which changes so many pages: whether the array is watched after each."""
+    """Commits, each of which changes so many pages: whether the array is armed after each."""
     out = []
     for _ in range(most):
         w[:changed, 0] += 1
         store.commit()
-        out.append(is_watched(w))
+        out.append(is_armed(w))
     return out
 
 
-def test_an_array_of_which_little_changes_is_watched_after_some_commits(open_store: Open) -> None:
+def test_an_array_of_which_little_changes_is_armed_after_some_commits(open_store: Open) -> None:
     """20 of 300 pages: each commit compares 280 in vain, until that has cost more than watching the array twice."""
     store = open_store()
     w = written_whole(store, 300)
@@ -77,25 +77,25 @@ def test_an_array_of_which_little_changes_is_watched_after_some_commits(open_sto
     for _ in range(3):
         w[:20] = -1
         store.rollback()
-    assert is_watched(w) and (w[:, 1] == 1).all()
+    assert is_armed(w) and (w[:, 1] == 1).all()
 
 
-def test_an_array_of_which_most_changes_is_not_watched(open_store: Open) -> None:
+def test_an_array_of_which_most_changes_is_not_armed(open_store: Open) -> None:
     store = open_store()
     w = written_whole(store, 100)
     assert not any(commits(store, w, 95, 40))
 
 
-def test_an_array_of_which_most_changes_is_watched_no_longer(open_store: Open) -> None:
+def test_an_array_of_which_most_changes_is_armed_no_longer(open_store: Open) -> None:
     store = open_store()
     w = written_whole(store, 300)
     assert commits(store, w, 20, 10)[-1]
     assert not any(commits(store, w, 250, 4)[1:])
     after = commits(store, w, 1, 40)
-    assert after == sorted(after) and after[-1], "it is watched again"
+    assert after == sorted(after) and after[-1], "it is armed again"
 
 
-def test_an_array_whose_changes_are_declared_is_watched_no_longer(open_store: Open) -> None:
+def test_an_array_whose_changes_are_declared_is_armed_no_longer(open_store: Open) -> None:
     """Its faults find nothing that the program has not said."""
     store = open_store()
     w = written_whole(store, 300)
@@ -104,19 +104,19 @@ def test_an_array_whose_changes_are_declared_is_watched_no_longer(open_store: Op
         for i in range(20):
             with store.transaction(only=[w[:4]]):
                 w[:4] += 1
-            assert is_watched(w) or i > 2
-        assert not is_watched(w)
+            assert is_armed(w) or i > 2
+        assert not is_armed(w)
 
 
-def test_an_array_in_which_nothing_changes_stays_watched(open_store: Open) -> None:
+def test_an_array_in_which_nothing_changes_stays_armed(open_store: Open) -> None:
     store = open_store()
     w = written_whole(store, 300)
     assert commits(store, w, 20, 10)[-1]
     assert all(commits(store, w, 0, 3))
 
 
-def test_a_rollback_of_an_array_that_is_not_watched(open_store: Open) -> None:
-    """It lets others be watched as before."""
+def test_a_rollback_of_an_array_that_is_not_armed(open_store: Open) -> None:
+    """It lets others be armed as before."""
     store = open_store()
     w = written_whole(store, 300)
     other = store.create_array("other", (100, PAGE // 8))
@@ -125,12 +125,12 @@ def test_a_rollback_of_an_array_that_is_not_watched(open_store: Open) -> None:
     store.commit()
     other[:3] = -1
     store.rollback()
-    assert not is_watched(other) and (other[:3] == 1).all()
+    assert not is_armed(other) and (other[:3] == 1).all()
     assert commits(store, w, 20, 10)[-1]
 
 
 def test_an_array_before_another_one_does_not_end_its_notes(open_store: Open) -> None:
-    """The space of the other one is watched no longer when it is used again (I9)."""
+    """The space of the other one is armed no longer when it is used again (I9)."""
     store = open_store()
     store.create_array("before", (100, PAGE // 8))
     store.create_array("large", (300, PAGE // 8))
@@ -142,15 +142,15 @@ def test_an_array_before_another_one_does_not_end_its_notes(open_store: Open) ->
     assert address_of(store["before"]) < address_of(large)
     store["before"][0] = 1
     store.commit()
-    assert is_watched(large)
+    assert is_armed(large)
     address = address_of(large)
     del large, store["large"]
     store.commit()
     again = store.create_array("again", (300, PAGE // 8))
-    assert address_of(again) == address and not is_watched(again)
+    assert address_of(again) == address and not is_armed(again)
 
 
-def test_small_arrays_are_not_watched(open_store: Open) -> None:
+def test_small_arrays_are_not_armed(open_store: Open) -> None:
     """Nor are those that take the place of one that was (I9)."""
     store = open_store()
     w = written_whole(store, LEAST - 1)
@@ -165,13 +165,13 @@ def test_small_arrays_are_not_watched(open_store: Open) -> None:
     small = []
     for i in range(9):
         small.append(store.create_array(f"small{i}", (30, PAGE // 8)))
-        assert not any(map(is_watched, small))
+        assert not any(map(is_armed, small))
     store.commit()
     assert address in map(address_of, small)
-    assert not any(map(is_watched, small))
+    assert not any(map(is_armed, small))
 
 
-def test_the_smallest_array_that_is_watched(open_store: Open) -> None:
+def test_the_smallest_array_that_is_armed(open_store: Open) -> None:
     store = open_store()
     w = written_whole(store, LEAST)
     assert commits(store, w, 1, 40)[-1]
@@ -184,7 +184,7 @@ def forced(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> pmstore.Store:
     return open_store()
 
 
-def test_an_array_that_can_not_be_watched_is_not_tried_again(forced: pmstore.Store) -> None:
+def test_an_array_that_can_not_be_armed_is_not_tried_again(forced: pmstore.Store) -> None:
     store = forced
     w = store.create_array("w", (100, PAGE // 8))
     store.commit()
@@ -206,39 +206,39 @@ def test_an_array_that_can_not_be_watched_is_not_tried_again(forced: pmstore.Sto
     assert address_of(w) == address and commits(store, w, 1, 2)[-1], "another array may be"
 
 
-def test_an_array_that_is_not_in_memory_is_watched(open_store: Open, forced: pmstore.Store) -> None:
-    """Its space is watched no longer when another one takes it (I9)."""
+def test_an_array_that_is_not_in_memory_is_armed(open_store: Open, forced: pmstore.Store) -> None:
+    """Its space is armed no longer when another one takes it (I9)."""
     forced.create_array("w", (100, PAGE // 8))
     forced.close()
     store = open_store()
     w = store["w"]
     store.commit()
-    assert is_watched(w)
+    assert is_armed(w)
     address = address_of(w)
     del w, store["w"]
     store.commit()
     w = store.create_array("w", (100, PAGE // 8))
-    assert address_of(w) == address and not is_watched(w)
+    assert address_of(w) == address and not is_armed(w)
 
 
-def test_so_many_arrays_are_watched_and_no_more(forced: pmstore.Store) -> None:
+def test_so_many_arrays_are_armed_and_no_more(forced: pmstore.Store) -> None:
     """Each may split a mapping, of which the system allows some ten thousands."""
     store = forced
 
-    arrays = {i: store.create_array(f"w{i}", 500) for i in range(WATCHED_MOST + 20)}  # of one page each
+    arrays = {i: store.create_array(f"w{i}", 500) for i in range(ARMED_MOST + 20)}  # of one page each
     store.commit()
     for _ in range(2):
         for w in arrays.values():
             w[0] += 1
         store.commit()
-        assert sum(map(is_watched, arrays.values())) == WATCHED_MOST
+        assert sum(map(is_armed, arrays.values())) == ARMED_MOST
     for i in range(100):
         del arrays[i], store[f"w{i}"]
     store.commit()
     fresh = [store.create_array(f"fresh{i}", 500) for i in range(100)]  # most of them in the places of those
     store.commit()
     store.commit()
-    assert sum(map(is_watched, fresh)) > 50 and sum(map(is_watched, [*fresh, *arrays.values()])) <= WATCHED_MOST
+    assert sum(map(is_armed, fresh)) > 50 and sum(map(is_armed, [*fresh, *arrays.values()])) <= ARMED_MOST
 
 
 # ---- the questions
@@ -246,7 +246,7 @@ def test_so_many_arrays_are_watched_and_no_more(forced: pmstore.Store) -> None:
 
 def count_questions(path: str, medium: str) -> None:
     """Run in another process, under the shim. Prints how often the kernel was asked in 32 commits, for arrays of which
-    so many of 100 pages were written before. So much changes that none is watched.
+    so many of 100 pages were written before. So much changes that none is armed.
     """
     with pmstore.open(path, media=medium) as store:  # type: ignore[call-overload]
         for written in (90, 50, 33):
@@ -259,7 +259,7 @@ def count_questions(path: str, medium: str) -> None:
                 w[:written:3] += 1
                 store.commit()
             print(variable("fault_scans", ctypes.c_long).value - before)
-            assert not is_watched(w)
+            assert not is_armed(w)
             del w, store[f"{written}"]
             store.commit()
 

@@ -24,7 +24,7 @@ EXPECTED = {
     "not what it showed": "pagemap",
     "no filling": "pagemap",
     "others unnoticed": "pagemap",
-    "still watched": "pagemap",
+    "still armed": "pagemap",
     "read is private": "compare",
     "nothing private": "compare",
     "only exclusive": "compare",

@@ -5,13 +5,13 @@ What could lose a write, and the test that would notice:
 - a page is written after it was listed and before it is copied, or while the extent is being armed: racing writers
 - what a commit listed, and then failed to write, is not listed again by the kernel: failed commits
 - a rollback drops pages, and what is written next looks clean: random walks
-- space is used again, by another array, where the old one was watched: random walks, `test_space_is_used_again`
+- space is used again, by another array, where the old one was armed: random walks, `test_space_is_used_again`
 - pages are given back to the file (release) or were never there: random walks
 - a fork shares all private pages: `test_a_fork_changes_nothing`
 - the kernel writes for the program (read(2)): `test_every_kind_of_write_is_seen`
 - an array dies before the commit: random walks
 - two threads compare what is large, and one of them is late: `LARGE` in most of these, and test_parallel_compare.py
-- somebody maps something else over an extent that is watched: `test_another_mapping_is_noticed`
+- somebody maps something else over an extent that is armed: `test_another_mapping_is_noticed`
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ def assert_committed(store: pmstore.Store) -> None:
 
 
 def tracked(store: pmstore.Store, name: str = "w", shape: tuple[int, ...] = (300, 512)) -> np.ndarray:
-    """An array that is watched, if it can be: several commits have changed little of it."""
+    """An array that is armed, if it can be: several commits have changed little of it."""
     store[name] = np.arange(np.prod(shape), dtype="f8").reshape(shape)
     array = store[name]
     store.commit()
@@ -320,7 +320,7 @@ def test_random_walks(open_store: Open, tracker: str, seed: int) -> None:
         elif action < 0.8:
             store.release()
         elif action < 0.83:
-            store.create_array(f"grow{step}", 100_000, "u1")  # the region grows, under what is watched
+            store.create_array(f"grow{step}", 100_000, "u1")  # the region grows, under what is armed
             pending[f"grow{step}"] = np.zeros(100_000, "u1")
         elif action < 0.85:
             store.close()
@@ -339,7 +339,7 @@ def test_random_walks(open_store: Open, tracker: str, seed: int) -> None:
 
 
 def test_space_is_used_again(open_store: Open, tracker: str) -> None:
-    """The space of an array that was watched is used by another one of the same size, or by several (I9)."""
+    """The space of an array that was armed is used by another one of the same size, or by several (I9)."""
     store = open_store()
     for k in range(6):
         w = tracked(store, f"w{k}", (300, 512))
@@ -370,7 +370,7 @@ def test_arrays_outlive_their_store(open_store: Open, tracker: str) -> None:
 
 
 def test_a_fork_changes_nothing(open_store: Open, tracker: str) -> None:
-    """The parent is watched on, while its private pages are shared with a child that writes too."""
+    """The parent is armed on, while its private pages are shared with a child that writes too."""
     store = open_store()
     w = tracked(store)
     go, done = os.pipe(), os.pipe()

@@ -1,4 +1,4 @@
-"""D13: the committed image is brought up to date behind a large commit, by a thread or by the next call. No reader may
+"""D13: the committed image is brought up to date after a large commit, by a thread or by the next call. No reader may
 see it lag.
 """
 
@@ -109,7 +109,7 @@ def test_its_threads_take_no_signals_and_most_stores_have_none(open_store: Opene
 
 
 @pytest.mark.long_on("memory")
-def test_I1_killed_while_the_image_is_behind(medium: Medium) -> None:
+def test_I1_killed_before_the_write_back(medium: Medium) -> None:
     path = medium.directory / "store.pm"
     with pmstore.open(path, "x", media=medium.name) as store:
         sparse(store)
@@ -125,7 +125,7 @@ def test_I1_killed_while_the_image_is_behind(medium: Medium) -> None:
             np.testing.assert_array_equal(store["w"], after(value))
 
 
-def test_a_fork_while_the_image_is_behind(open_store: Opener) -> None:
+def test_a_fork_before_the_write_back(open_store: Opener) -> None:
     store = open_store()
     w = sparse(store)
 
@@ -203,7 +203,7 @@ def failing(directory: str, how: str) -> None:
 
 @pytest.mark.no_sanitizer  # which is preloaded too
 @pytest.mark.parametrize("how", ["call", "close", "closing commit"])
-def test_D7_a_failure_behind_a_commit_is_told(tmp_path: Path, fault_library: Path, how: str) -> None:
+def test_D7_a_failed_write_back_is_reported(tmp_path: Path, fault_library: Path, how: str) -> None:
     assert shims.call(fault_library, failing, tmp_path, how) == "told\n"
 
 
@@ -220,7 +220,7 @@ class Teller(NamedTuple):
     acknowledged: int
 
 
-def failed_sync_behind(path: Path, commits: int, number: int, seed: int, expected: list[Array]) -> Teller | None:
+def failed_sync_after(path: Path, commits: int, number: int, seed: int, expected: list[Array]) -> Teller | None:
     """The call that reports sync `number`, which fails; None: there are not so many."""
     error: pmstore.Error | None = None
     acknowledged = 0
@@ -255,7 +255,7 @@ def failed_sync_behind(path: Path, commits: int, number: int, seed: int, expecte
     return None if error is None else Teller(type(error) if image else None, acknowledged)
 
 
-def test_D7_a_sync_that_fails_behind_a_small_commit_is_told(tmp_path: Path) -> None:
+def test_D7_a_sync_that_fails_after_a_small_commit_is_reported(tmp_path: Path) -> None:
     """The committed image is sent on its way to the disk now and then. That this failed, no later sync would say."""
     commits = 6
     expected = [np.zeros((ROWS, COLUMNS))]
@@ -266,13 +266,13 @@ def test_D7_a_sync_that_fails_behind_a_small_commit_is_told(tmp_path: Path) -> N
     last = False
     for seed in range(59, 159):  # which call tells of which sync is the schedule's choice; the first seed has all
         for number in itertools.count(1):
-            teller = failed_sync_behind(tmp_path / "s.pm", commits, number, seed, expected)
+            teller = failed_sync_after(tmp_path / "s.pm", commits, number, seed, expected)
             if teller is None:
                 break
             if teller.error is not None:
                 errors.add(teller.error)
                 last |= teller.acknowledged == commits
-        # The commit behind which it was, or the next call; of the last commit, itself or close().
+        # The commit after which it was, or the next call; of the last commit, itself or close().
         if errors == {pmstore.StoreIOError, pmstore.FailedStoreError} and last:
             return
     raise AssertionError(f"only {errors} told of it")

@@ -31,7 +31,7 @@ typedef enum {
     NOT_WHAT_IT_FOUND,  /* nor writes to pages that it looked up */
     NOT_WHAT_IT_SHOWED, /* the first write to a protected page that showed the file is not told */
     NO_FILLING,         /* pages that are not in memory are not protected */
-    OTHERS_UNNOTICED,   /* a mapping that replaced a watched one is not noticed */
+    OTHERS_UNNOTICED,   /* a mapping that replaced an armed one is not noticed */
     STILL_WATCHED,      /* watching can't be ended */
     READ_IS_PRIVATE,    /* pages that show the file are told as private, as for DAX */
     NOTHING_PRIVATE,
@@ -43,7 +43,7 @@ typedef enum {
 static const char *const lies[] = {
     "honest", "no scan", "no pagemap", "no userfaultfd", "not asynchronous", "nothing written", "written for ever",
     "all written", "not what it read", "not what it found", "not what it showed", "no filling",
-    "others unnoticed", "still watched", "read is private", "nothing private", "only exclusive", "swapped is nothing"};
+    "others unnoticed", "still armed", "read is private", "nothing private", "only exclusive", "swapped is nothing"};
 
 static lie told;
 static uint8_t *pages; /* the mapping of the test */

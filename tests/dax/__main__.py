@@ -78,7 +78,7 @@ def recovered(text: str) -> tuple[int, int] | None:
     return None
 
 
-def judge(acknowledged: int, text: str) -> str:
+def evaluate(acknowledged: int, text: str) -> str:
     """What is wrong with what was recovered; nothing if all is right."""
     found = recovered(text)
     if found is None:
@@ -128,7 +128,7 @@ def cuts(fs: str, many: int, persist: str = "mem-ctrl", mistake: bool = False) -
         if not mistake:
             expect_right(acknowledged, text)
             return f"{done}; at last recovered {recovered(text)}"
-        wrong = judge(acknowledged, text)
+        wrong = evaluate(acknowledged, text)
         if not wrong.startswith("acknowledged"):
             raise Failed(f"a mutant was not noticed: {wrong or 'nothing is wrong'}")
         return f"{done}; a mutant was noticed: {wrong}"
@@ -138,7 +138,7 @@ def cuts(fs: str, many: int, persist: str = "mem-ctrl", mistake: bool = False) -
 
 def expect_right(acknowledged: int, text: str) -> None:
     """Raise Failed if anything is wrong with what was recovered."""
-    wrong = judge(acknowledged, text)
+    wrong = evaluate(acknowledged, text)
     if wrong:
         raise Failed(wrong)
 

@@ -63,7 +63,7 @@ MUTANTS = [
         "a call goes on while the committed image is brought up to date with the last commit",
     ),
     Mutant(
-        "image-left-behind",
+        "write-back-left-out",
         "O",
         STORE,
         "store->closed ? PM_OK : pm_write_back_drain(store)",
@@ -152,6 +152,6 @@ MUTANTS = [
         "pm_trace_background(trace, seed, how.pace)",
         "PM_OK",
         "of a crash in or after a recovery, only one order of writes is tried",
-        parts=("behind",),
+        parts=("write_back",),
     ),
 ]

@@ -47,7 +47,18 @@ from tests.support.snapshots import snapshot
 BUDGET, DEPTH = 500, 2
 QUICK = 50, 0
 KINDS_BUDGET = 200
-PARTS = ("crash", "model", "readers", "creation", "damage", "faults", "large", "transaction_lock", "behind", "forks")
+PARTS = (
+    "crash",
+    "model",
+    "readers",
+    "creation",
+    "damage",
+    "faults",
+    "large",
+    "transaction_lock",
+    "write_back",
+    "forks",
+)
 PARTS += ("anew", "beside", "archives", "growing", "formats")
 
 
@@ -411,12 +422,12 @@ def abandoned(directory: Path) -> None:
             use(store)
 
 
-def behind(directory: Path) -> None:
+def write_back(directory: Path) -> None:
     """The work of the core's threads, and a failed attempt of one."""
     for medium in ("memory", "file"):
-        opener = partial(pmstore.open, directory / f"behind-{medium}.pm", media=medium)  # type: ignore[call-arg,arg-type]
+        opener = partial(pmstore.open, directory / f"write-back-{medium}.pm", media=medium)  # type: ignore[call-arg,arg-type]
         test_write_back.test_a_store_that_is_closed_at_once_has_it_all(opener)
-    test_write_back.test_D7_a_sync_that_fails_behind_a_small_commit_is_told(directory)
+    test_write_back.test_D7_a_sync_that_fails_after_a_small_commit_is_reported(directory)
     compared_by_two(directory)
     test_async.test_D7_a_failed_sync_is_told_by_close_if_by_no_other_call(directory)
     test_schedule.test_runs_after_a_crash_have_background_work_too(directory)
@@ -486,7 +497,20 @@ def run(parts: tuple[str, ...], quick: bool = False) -> Caught | None:
 
 def cases(directory: Path, parts: tuple[str, ...]) -> Iterator[tuple[str, Callable[[], None]]]:
     """The cases: a name, and a function that raises if it notices something."""
-    every = (model, readers, creation, damage, faults, large, transaction_lock, behind, forks, anew, beside, archives)
+    every = (
+        model,
+        readers,
+        creation,
+        damage,
+        faults,
+        large,
+        transaction_lock,
+        write_back,
+        forks,
+        anew,
+        beside,
+        archives,
+    )
     every += (growing, formats)
     functions: dict[str, Callable[[Path], None]] = {function.__name__: function for function in every}
     for part in parts:

@@ -33,7 +33,7 @@ COMMIT = [
         "the next transaction begins from an old state",
     ),
     Mutant(
-        "image-behind-is-not-waited-for",
+        "write-back-is-not-waited-for",
         "P",
         STORE,
         "store->closed ? PM_OK : pm_write_back_drain(store)",
@@ -41,7 +41,7 @@ COMMIT = [
         "the next call finds an older state",
     ),
     Mutant(
-        "image-behind-is-forgotten-at-close",
+        "write-back-is-forgotten-at-close",
         "P",
         STORE,
         "pm_write_back_drain(store)",
@@ -50,7 +50,7 @@ COMMIT = [
         within="pm_status status = pm_write_back_drain(store);",
     ),
     Mutant(
-        "image-behind-fails-in-silence",
+        "deferred-write-back-fails-in-silence",
         "M",
         WRITE_BACK,
         "if (status != PM_NO_SPACE) return pm_failed(store, status);",
@@ -66,7 +66,7 @@ COMMIT = [
         "a sync failed, and nobody is told",
     ),
     Mutant(
-        "image-behind-is-lost-with-the-thread",
+        "write-back-is-lost-with-the-thread",
         "P",
         WRITE_BACK,
         "store->write_back.stop = true;",

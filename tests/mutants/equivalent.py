@@ -134,7 +134,7 @@ EQUIVALENT = [
     Equivalent(
         "csrc/dirty/policy.c",
         "learned->balance -= (int64_t)learned->pages * FAULT;",
-        "An estimate of time: how soon an array is watched.",
+        "An estimate of time: how soon an array is armed.",
         "+= (int64_t)",
     ),
     Equivalent(
@@ -158,13 +158,13 @@ EQUIVALENT = [
     Equivalent(
         "csrc/dirty/policy.c",
         "return policy->tracker.forced || learned->balance > cost_of_change(learned) * HYSTERESIS;",
-        "One nanosecond of an estimate: an array is watched one commit sooner.",
+        "One nanosecond of an estimate: an array is armed one commit sooner.",
         "learned->balance >= cost_of_change(learned)",
     ),
     Equivalent(
         "csrc/dirty/policy.c",
         "if (learned->balance > cost_of_change(learned)) disarm(policy, learned);",
-        "One nanosecond of an estimate: an array is watched one commit less.",
+        "One nanosecond of an estimate: an array is armed one commit less.",
         "learned->balance >= cost_of_change(learned)",
     ),
     Equivalent(
@@ -195,7 +195,7 @@ EQUIVALENT = [
     Equivalent(
         "csrc/dirty/tracker.c",
         "if (pm_tracker_arm(tracker, test->pages, TEST_PAGES * PM_PAGE) != 2) return false;",
-        "Where a range can't be watched, the kernel refuses the next question about it as well.",
+        "Where a range can't be armed, the kernel refuses the next question about it as well.",
         "(void)0;",
     ),
     Equivalent(

@@ -37,7 +37,7 @@ OF_SPACE = [
     ),
     Equivalent(
         "csrc/space/region.c",
-        "if (watched) return;",
+        "if (armed) return;",
         "Pages that were not written are dropped as well: they show the same bytes.",
         "(void)0;",
     ),
@@ -46,7 +46,7 @@ OF_SPACE = [
         "return true;",
         "Pages that were not written are dropped as well: they show the same bytes.",
         "return false",
-        "restore_watched",
+        "restore_armed",
     ),
     Equivalent(
         "csrc/space/region.c",

@@ -19,7 +19,7 @@ HEADER = [
         "both copies torn: the store does not open",
     ),
     Mutant(
-        "header-sound-copy-first",
+        "header-valid-copy-first",
         "NT",
         LOG,
         "header_write(log->media, &next, log->copy)",

@@ -341,7 +341,7 @@ OTHER: dict[str, tuple[dict[str, Any], Any, Any, str]] = {
 
 
 @pytest.mark.parametrize("parameters, X, weights, message", OTHER.values(), ids=OTHER)
-def test_another_fit_has_no_place_in_a_named_slot(
+def test_another_fit_has_no_place_in_a_named_group(
     parameters: dict[str, Any], X: Any, weights: Any, message: str, path: Path
 ) -> None:
     first = KMeans(5, random_state=0, store=path, name="mine").fit(BLOBS)
@@ -407,7 +407,7 @@ def test_callables_are_told_apart_by_code_and_closure(path: Path) -> None:
             KMeans(5, init=other, n_init=1, store=path, name="mine").fit(BLOBS)
 
 
-def test_without_a_name_every_fit_has_its_own_slot(path: Path) -> None:
+def test_without_a_name_every_fit_has_its_own_group(path: Path) -> None:
     with pmstore.open(path) as store:
         for k in (3, 4, 3):
             KMeans(k, random_state=0, store=store).fit(BLOBS)

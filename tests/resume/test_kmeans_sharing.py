@@ -384,7 +384,9 @@ BROKEN = {
 
 @pytest.mark.parametrize("finished", [False, True])
 @pytest.mark.parametrize("case", BROKEN)
-def test_a_slot_that_somebody_changed(case: str, finished: bool, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fit_group_that_somebody_changed(
+    case: str, finished: bool, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     part, value = case.partition(" ")[0], BROKEN[case]
     if finished and part in ("centers/1", "mean"):
         return

@@ -542,7 +542,7 @@ def test_a_state_that_somebody_changed(name: str, value: Any, path: Path) -> Non
             BayesianGaussianMixture(**options).fit(X)
 
 
-def test_a_slot_of_another_estimator(path: Path) -> None:
+def test_a_fit_group_of_another_estimator(path: Path) -> None:
     with interrupted(EM, 2):
         GaussianMixture(3, store=path, name="fit").fit(X)
     with pytest.raises(pmstore.FingerprintMismatchError, match="GaussianMixture, version 1 ≠ BayesianGaussianMixture"):

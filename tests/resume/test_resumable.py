@@ -163,7 +163,7 @@ def test_an_interrupt_takes_it_back_to_the_last_commit(tmp_path: Path, reference
         assert result(climb.state) == reference and climb.slot_name_ == "climb"
 
 
-def test_a_slot_without_a_name_is_found_again_and_pruned(tmp_path: Path, reference: Any) -> None:
+def test_a_fit_group_without_a_name_is_found_again_and_pruned(tmp_path: Path, reference: Any) -> None:
     path = tmp_path / "x.pm"
     climb = Climb(PEAK)
     assert result(climb.run(path)) == result(Climb(PEAK).run(str(path))) == reference
@@ -189,7 +189,7 @@ def test_a_slot_without_a_name_is_found_again_and_pruned(tmp_path: Path, referen
         (lambda c: setattr(c, "version", 2), "algorithm: Climb, version 1 ≠ Climb, version 2"),
     ],
 )
-def test_another_fit_has_no_place_in_a_slot(change: Callable[[Climb], None], message: str, tmp_path: Path) -> None:
+def test_another_fit_has_no_place_in_a_fit_group(change: Callable[[Climb], None], message: str, tmp_path: Path) -> None:
     Climb(PEAK).run(tmp_path / "x.pm", "climb")
     other = Climb(PEAK)
     change(other)
@@ -211,7 +211,7 @@ def test_another_fit_has_no_place_in_a_slot(change: Callable[[Climb], None], mes
         ("heights", None),
     ],
 )
-def test_a_slot_that_somebody_changed(name: str, value: Any, tmp_path: Path) -> None:
+def test_a_fit_group_that_somebody_changed(name: str, value: Any, tmp_path: Path) -> None:
     path = tmp_path / "x.pm"
     with interrupted(Climb, 7):
         Climb(PEAK).run(store=path, name="climb")

@@ -303,7 +303,7 @@ def test_check_names_what_is_damaged(medium, open_store):
         items.extend(["x", b"something long " * 200])
         store["big"] = "a long text indeed " * 100
         report = store.check()
-        assert report.ok and len(report) == 0 and str(report) == "sound"
+        assert report.ok and len(report) == 0 and str(report) == "valid"
     for needle, name, rows in (
         (b"rare pattern", "model/rows", True),
         (b"thing long some", "items[1]", False),

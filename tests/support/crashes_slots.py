@@ -7,7 +7,7 @@ import numpy as np
 import pmstore
 
 
-def dense_length(store: pmstore.Store) -> int:
+def double_buffered_length(store: pmstore.Store) -> int:
     """The length of the shortest float64 array, approximately, that commits write as a whole."""
     return 131_500 if store.media == "file" else 1000
 
@@ -16,7 +16,7 @@ def slots(store: pmstore.Store) -> None:
     """Arrays that change as a whole are written into one of two slots; small changes are logged into the current
     slot; rollbacks, deletions and new arrays come in between (I7, I8, I9).
     """
-    n = dense_length(store)
+    n = double_buffered_length(store)
     x = store.create_array("x", n, "f8")
     y = store.create_array("y", n + 600, "f8")
     store.commit()
@@ -64,7 +64,7 @@ def slots(store: pmstore.Store) -> None:
 
 def flips(store: pmstore.Store) -> None:
     """One array that changes as a whole, and nothing else. Its memory is given back while either slot is current."""
-    x = store.create_array("x", dense_length(store), "f8")
+    x = store.create_array("x", double_buffered_length(store), "f8")
     store.commit()
     for i in range(5):
         x += 1
@@ -111,7 +111,7 @@ def slots_shut(store: pmstore.Store) -> None:
 def cooled(store: pmstore.Store) -> None:
     """An array that no longer changes as a whole gives its second slot back, from either slot; others take the
     space."""
-    x = store.create_array("x", dense_length(store), "f8")
+    x = store.create_array("x", double_buffered_length(store), "f8")
     store.commit()
     for odd in (0, 1):
         for _ in range(3 + odd):

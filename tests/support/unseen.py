@@ -18,7 +18,7 @@ WRITTEN, PROTECT = 2, 1
 def hide(array: np.ndarray[Any, Any]) -> None:
     """Protect the pages of an array again after a write, as if a device had written to them past the protection.
 
-    An array that is not watched stays as it is, as there is nothing that could miss the write.
+    An array that is not armed stays as it is, as there is nothing that could miss the write.
     """
     address = address_of(array)
     start, end = address // PAGE * PAGE, -(-(address + array.nbytes) // PAGE) * PAGE

@@ -73,7 +73,7 @@ def test_the_state(told: pmstore.History, writer: str, quiet: float, state: str)
         (history(STEADY, runs=3), 1.0, 296.0, True),
         # The second of three runs; the first one took 3 iterations.
         (history(STEADY, run=[0, 0, 0, 1], iteration=[1, 2, 3, 1], runs=3), 1.0, 5.0, False),
-        # Hours between two lives do not count.
+        # Hours between two processes do not count.
         (history([NOW - 9e5, NOW - 8e5, NOW - 2, NOW], attempt=[1, 1, 2, 2]), 0.5, 192.0, True),
         (history([NOW - 9e5, NOW], attempt=[1, 2]), 2.0, 49.0, True),
         (history(STEADY, finished=True), 1.0, None, False),

@@ -375,13 +375,13 @@ class Runs:
                 raise Wrong(f"the reopened store is at commit {k}, which never began")
             if hooks.core_of(store).state_hash() not in marks.hashes.get(k, ()):
                 raise Wrong(f"the reopened store is at commit {k}, but not in its state: what was written is mixed")
-            self._require_sound(store)
+            self._require_valid(store)
             if not written:
                 raise Wrong("the file holds other bytes than the store wrote")
             image = self._path.read_bytes() if self._runner is not None else b""
             store[PROBE] = np.ones(2000)
             store.commit()
-            self._require_sound(store)
+            self._require_valid(store)
         except pmstore.Error as error:
             raise Wrong(f"the reopened store does not work: {error}") from error
         finally:
@@ -389,7 +389,7 @@ class Runs:
         return image, marks.acknowledged, marks.started
 
     @staticmethod
-    def _require_sound(store: pmstore.Store) -> None:
+    def _require_valid(store: pmstore.Store) -> None:
         report = store.check()
         if not report.ok:
             raise Wrong(f"the reopened store is damaged: {report}")

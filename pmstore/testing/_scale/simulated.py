@@ -136,7 +136,7 @@ class Watched:
 
         def checked(left: Any, right: Any) -> Result:
             for part in (left, right):
-                self._require_sound(part, attempt, epoch)
+                self._require_valid(part, attempt, epoch)
             if left.last != right.first:
                 raise Broken(
                     f"shards {left.first} to {left.last - 1} are combined with {right.first} to {right.last - 1}"
@@ -150,13 +150,13 @@ class Watched:
         finally:
             self._again["late"] += self.epochs.late
             self._again["lost"] += self.epochs.lost
-        self._require_sound(total, attempt, epoch)
+        self._require_valid(total, attempt, epoch)
         if (total.first, total.last) != (0, self._count):
             raise Broken(f"the total is of the shards {total.first} to {total.last - 1} of {self._count}")
         return dict(total)
 
     @staticmethod
-    def _require_sound(part: Any, attempt: int, epoch: int) -> None:
+    def _require_valid(part: Any, attempt: int, epoch: int) -> None:
         if not part.sound:
             raise Broken(f"a damaged reply of shard {part.first} counts in epoch {epoch}")
         if (part.tag.attempt, part.tag.epoch) != (attempt, epoch):

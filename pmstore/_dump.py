@@ -27,7 +27,7 @@ Failure = Callable[[str], Exception]
 
 
 class Found(NamedTuple):
-    """What a commit has of the names that were asked for.
+    """The names that were asked for, as one commit has them.
 
     names: those to print. derived: by name, what a derived array is. damaged: by name, the damage, or why it can't be
     decoded here. kept: by name, the values that can't be read a second time, because another process writes the store.

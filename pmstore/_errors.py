@@ -256,10 +256,10 @@ UNSOUND = (CorruptStoreError, StoreIOError)
 """The errors of reading a part of the file that is damaged, or that the disk can't read."""
 
 MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, struct.error, SystemError)
-"""What decoding raises for bytes that make no sense. Others come from elsewhere, as from a signal handler."""
+"""The errors that decoding raises for invalid bytes. Other errors come from elsewhere, as from a signal handler."""
 
 UNRELATED = (MemoryError, RecursionError, TimeoutError)
-"""What says nothing about the bytes, although code of others that decodes them may raise any exception."""
+"""Errors that do not mean damage. The decoder of a user may raise any other exception for damaged bytes."""
 
 
 def of(what: str, error: Error) -> Error:
@@ -371,7 +371,7 @@ class ArchiveError(Error, RuntimeError):
 
 
 class ArchiveDamagedError(ArchiveError, ValueError):
-    """An object of the archive is missing, cut short or altered, and no other level has it whole."""
+    """An object of the archive is missing, cut short or altered, and no other place has it whole."""
 
 
 class ArchiveConflictError(ArchiveError):
@@ -379,7 +379,7 @@ class ArchiveConflictError(ArchiveError):
 
 
 class ArchiveUnavailableError(_SystemError, ArchiveError):
-    """The target can't be reached, is full or refuses; `errno` has the reason.
+    """The place can't be reached, is full or refuses; `errno` has the reason.
 
     Attributes
     ----------

@@ -49,8 +49,8 @@ pm_status pm_image_apply(pm_store *store, const uint8_t *body, uint64_t length)
 /* ---- on its way to the disk, so that a checkpoint has less to wait for ------------------------------------------- */
 
 /* After a small record, everything is written back each time the log has grown by PART. Pages that lie far apart are
- * one request each: asked for often, they never become so many that a commit waits for them. What a large record
- * changed is left to the kernel, because a commit would wait for more requests than a disk's queue takes. */
+ * one request each: asked for often, they never become so many that a commit waits for them. The changes of a
+ * large record are left to the kernel, because a commit would wait for more requests than a disk's queue takes. */
 pm_status pm_image_begin_write_back(pm_store *store, uint64_t before)
 {
     enum { PART = 128 << 10, MOST = 1 << 20 };

@@ -3,7 +3,7 @@
  * memory, sectors of a disk) with writes, of which a crash keeps some first ones. docs/crash-model.md states the rules
  * and their sources.
  *
- * M1  Of a cell, a crash keeps any number of its first writes; cells are independent of each other.
+ * M1  A crash keeps a prefix of the writes to a cell, of any length; cells are independent of each other.
  * M2  Memory: of the first write that is not kept, any of its 8-byte pieces may be kept.
  * M3  A fence (a flush of the disk) makes durable what was streamed, or flushed (handed to the disk) before it.
  * M4  Files: a size that was not synced may be lost, and with it everything beyond.

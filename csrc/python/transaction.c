@@ -216,8 +216,8 @@ static bool may_roll_back(TransactionLock *lock)
     return own == 1;
 }
 
-/* Takes everything back to the last commit, now or before the next operation; true if no error is set. What is not
- * taken back would be in the next commit. */
+/* Takes everything back to the last commit, now or before the next operation; true if no error is set. Changes that
+ * are not taken back would be in the next commit. */
 static bool roll_back(Transaction *self)
 {
     Lock *operations = self->lock->operations;

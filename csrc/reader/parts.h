@@ -19,8 +19,8 @@ typedef pm_status pm_parts_work(void *argument, unsigned thread, uint64_t first,
 
 enum { PM_PARTS_PAGES = 64 /* that a call of the work has at most */ };
 
-/* Calls work for all pages of [first, end). What the second thread failed to do, the first one does again: a failure is
- * always one of the calling thread. */
+/* Calls work for all pages of [first, end). The first thread repeats the work that the second one failed to do: a
+ * failure is always one of the calling thread. */
 pm_status pm_parts_do(uint64_t first, uint64_t end, pm_parts_work *work, void *argument);
 
 #endif

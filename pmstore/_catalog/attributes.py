@@ -264,7 +264,7 @@ def put_all(catalog: Catalog, name: str, found: dict[str, Any]) -> None:
 
 
 def what_of(name: str) -> str:
-    """What the attributes of a full name describe, for messages."""
+    """The owner of the attributes of a full name, for messages."""
     return repr(name) if name else "the store"
 
 

@@ -11,10 +11,9 @@ I36  An array that grows shows the rows that its entry counts. Spare rows have n
      transaction. What a rollback, a crash or a reader sees follows from the entry and its extent, as for any array.
 
 An array that was read before it grew is one over the same memory, with fewer rows. When the rows move, it is detached.
-What was written to it before has moved with them. What would be written to it later would be lost, so it becomes
-read-only, until a rollback makes it live again. It becomes so before the entry has the new extent, as an interrupt may
-come in between. Views that programs made of it can still be written: the next commit compares the old rows, and warns
-(`lost_updates.py`).
+Earlier writes to it have moved with them. Later writes to it would be lost, so it becomes read-only, until a rollback
+makes it live again. It becomes so before the entry has the new extent, as an interrupt may come in between. Views that
+programs made of it can still be written: the next commit compares the old rows, and warns (`lost_updates.py`).
 """
 
 from __future__ import annotations
@@ -71,7 +70,7 @@ _KNOWN = 1000  # layouts, at most
 
 
 class Grown:
-    """What an open store remembers of arrays that grow.
+    """The notes of an open store about arrays that grow.
 
     layouts: the last layout in an extent, by its offset; an entry may have another by now. frozen: arrays that a move
     made read-only, with the last commit before it and the offset of the extent. made: the last commit before a move,

@@ -33,7 +33,7 @@ _OURS = 2
 
 
 class Form(NamedTuple):
-    """What a change of a copy would change, if that is not its encoding.
+    """The form in which a change of a copy shows, if that is not its encoding.
 
     of: gives it of a copy. stored: it, as the store has the parts of the value; the type's `encode` may give others of
     an equal value. again: gives it of another copy of what is stored under a key.

@@ -177,7 +177,7 @@ def attributes_key(name: str) -> bytes:
 
 
 def owner_of_attributes(key: bytes) -> str:
-    """What the attributes under a key belong to; "" for the store. Raises CorruptStoreError."""
+    """The name that the attributes under a key belong to; "" for the store. Raises CorruptStoreError."""
     if key == ATTRIBUTES_PREFIX + b"\0":
         return ""
     if key[-1:] != b"\0":

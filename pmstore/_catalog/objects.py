@@ -70,7 +70,7 @@ Prepared = tuple[str, list[tuple[str, Any]]]  # the type's name; by part's name,
 
 
 def head_of(entry: Entry) -> Head:
-    """What the entry of an object says. Raises CorruptStoreError."""
+    """The decoded entry of an object. Raises CorruptStoreError."""
     try:
         head = Head(*msgpack.unpackb(entry.meta))
         sound = 0 < head.id < 1 << 64 and 0 <= head.parts < 1 << 32 and 0 < len(head.type_name.encode()) <= NAME_MAX
@@ -273,8 +273,8 @@ def release(catalog: Catalog, entry: Entry) -> None:
 
 
 def small(value: Any) -> bytes:
-    """What a lost update would change of an object: all but the elements of its arrays, which are live. Raises what
-    `encode` raises."""
+    """The parts of an object that a lost update would change: all but the elements of its arrays, which are live.
+    Raises the errors of `encode`."""
     name, items = parts_of(value) or ("", {})
     outlines = {part: encode(_outline(one) if _is_live(one) else one) for part, one in items.items()}
     return _packed(name, outlines)

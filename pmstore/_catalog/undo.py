@@ -1,4 +1,4 @@
-"""What takes back the half of an operation that fails."""
+"""The undoing of an operation that fails halfway."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ Failure = Callable[[str], Exception]
 
 @contextlib.contextmanager
 def _progress(chosen: argparse.Namespace, what: str) -> Iterator[Progress | None]:
-    """What is done is shown on a terminal: a bar of rich if it is there, otherwise a line. Both are gone at the end."""
+    """Shows the progress on a terminal: a bar of rich if it is there, otherwise a line. Both are gone at the end."""
     if chosen.json or not sys.stderr.isatty():
         yield None
         return
@@ -107,7 +107,7 @@ def import_(chosen: argparse.Namespace, failure: Failure) -> int:
 
 @contextlib.contextmanager
 def _left_out() -> Iterator[list[str]]:
-    """What the warnings of the block tell."""
+    """The texts of the warnings of the block."""
     told: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)

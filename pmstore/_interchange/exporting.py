@@ -44,7 +44,7 @@ def export(
     names : iterable of str, optional
         Names and groups to be written; all by default. Raises UnknownNameError for others.
     progress : callable, optional
-        Called now and then with the bytes of arrays that were written, and that there are. An exception ends the
+        Called repeatedly with the number of written bytes of arrays and the total number. An exception ends the
         export.
 
     Returns

@@ -35,7 +35,7 @@ def in_json(value: Any) -> str:
 
 
 def json_of(text: str | bytes) -> Any:
-    """What a JSON text of a file says. Raises ValueError."""
+    """The value of a JSON text of a file. Raises ValueError."""
     return json.loads(text, parse_constant=_no_constant)
 
 
@@ -56,7 +56,7 @@ def exact(value: Any) -> bool:
 
 
 class Hints(NamedTuple):
-    """What the readable forms in a file do not tell.
+    """The information that the readable forms in a file lose.
 
     arrays: by name, the "order", whether it is "fixed", and its "dtype", where these are not the file's. values and
     attributes: encodings. lists: the names of persistent lists.

@@ -1,4 +1,4 @@
-"""What is in a file of another format: names, described without reading the contents."""
+"""The contents of a file of another format: names, described without reading the contents."""
 
 from __future__ import annotations
 

@@ -61,7 +61,8 @@ def load_into(
     names : iterable of str, or mapping of str to str, optional
         The names and groups of the file to be read; all by default. A mapping gives them new names.
     progress : callable, optional
-        Called now and then with the bytes of arrays that were read, and that there are. An exception ends the import.
+        Called repeatedly with the number of bytes of arrays that were read and the total number. An exception ends
+        the import.
 
     Returns
     -------

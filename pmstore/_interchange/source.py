@@ -1,4 +1,4 @@
-"""What is exported: arrays, described without reading them where the mapping can do so; values; attributes."""
+"""The source of an export: arrays, described without reading them where the mapping can do so; values; attributes."""
 
 from __future__ import annotations
 

@@ -87,7 +87,7 @@ def _given(options: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Group(_backends.common.AbstractDataStore):  # type: ignore[misc]
-    """What xarray decodes: variables and attributes."""
+    """The variables and attributes that xarray decodes."""
 
     def __init__(self, store: Store, mapping: Any) -> None:
         self._store, self._mapping = store, mapping

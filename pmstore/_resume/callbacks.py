@@ -20,7 +20,7 @@ class Callbacks:
     estimator : InStore
     fit : Fit
     told : dict
-        What all hooks may ask for: X, y, metadata.
+        The objects that all hooks may ask for: X, y, metadata.
     """
 
     def __init__(self, estimator: Any, fit: Any, told: Mapping[str, Any]) -> None:

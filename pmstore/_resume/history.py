@@ -301,7 +301,7 @@ def history(store: StoreOrPath, name: str) -> History:
         iteration, run : int64
             The number of the iteration in its run, from 1; the number of the run, from 0.
         objective : float64
-            What the algorithm minimizes or maximizes; NaN if it does not tell.
+            The figure that the algorithm minimizes or maximizes; NaN if it gives none.
         seconds : float64
             The duration of the iteration, without its commit.
         time : float64

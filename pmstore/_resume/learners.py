@@ -1,4 +1,4 @@
-"""What estimators have learned that are parameters of another one, such as the steps of a pipeline.
+"""The learned attributes of estimators that are parameters of another one, such as the steps of a pipeline.
 
 `partial_fit` does not keep parameters. It compares what is learned there before and after each commit, and refuses a
 change. Only objects with ``fit``, ``partial_fit`` or ``get_params`` count. A parameter of any other kind may change: a

@@ -276,7 +276,7 @@ class Learned:
         return graph
 
     def _learned_inside(self) -> dict[str, Any]:
-        """What the estimators among the parameters have learned; without those that follow from other attributes."""
+        """Learned attributes of estimators among the parameters, without those that follow from other attributes."""
         names = (name for name in self.parameters if name not in self._derived)
         return learned_inside({name: getattr(self.estimator, name, None) for name in names})
 

@@ -42,7 +42,7 @@ def compact(path: str | bytes | os.PathLike[Any], *, progress: Progress | None =
     path : str, bytes or os.PathLike
         The file. A symbolic link is followed, and its target replaced.
     progress : callable, optional
-        Called now and then with the bytes of contents that were copied, and that there are. If it raises an exception,
+        Called repeatedly with the number of copied bytes of contents and the total number. If it raises an exception,
         the store stays as it was.
 
     Returns

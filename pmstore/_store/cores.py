@@ -34,7 +34,7 @@ def _begin_of(held: Held) -> bytes:
 
 
 def _way_out(name: str, error: Exception, begin: bytes, size: int) -> str:
-    """What to do with a file that does not open; an empty string if that is not known."""
+    """Advice for a file that does not open; an empty string if there is none."""
     if not size:
         return ' (it is empty: delete it, or let mode "w" replace it)'
     if isinstance(error, NotAStoreError):

@@ -120,10 +120,10 @@ class Following(NameMapping):
         Returns
         -------
         Waited
-            The newest sequence number, and the event that ended the wait: "commit", "timeout", or, as no newer commit
-            will come, "closed" or "died", which is noticed within a quarter of a second.
+            The newest sequence number, and the event that ended the wait: "commit", "timeout", "closed" or "died".
+            After "closed" and "died" no newer commit will come. Both are noticed within a quarter of a second.
 
-        Raises ClosedStoreError; StaleSnapshotError if nobody writes this store, and another one has taken its place.
+        Raises ClosedStoreError; StaleSnapshotError if no process writes this store, and another has taken its place.
         """
         limit = seconds(timeout)
         known = self.sequence if after is None else operator.index(after)
@@ -151,7 +151,7 @@ class Following(NameMapping):
         path : str, bytes or os.PathLike
             The new store, which must not exist.
         progress : callable, optional
-            Called now and then with the bytes that were copied, and that there are. An exception ends the backup.
+            Called repeatedly with the number of copied bytes and the total number. An exception ends the backup.
 
         Returns
         -------

@@ -337,9 +337,8 @@ class NameMapping(MutableMapping[str, Any]):
         They are part of the transaction, like every change: `rollback` takes the old length back. It takes amortized
         constant time for each row. While the array has room, nothing moves, and an array that was read before shows the
         same memory, with its old length. Otherwise the rows move to a place with room for twice as many. Changes
-        made before are moved, too. Arrays that were read before are detached then, and become read-only, so that
-        nothing is written to them in vain; views of them can still be written, and that is lost: the next commit warns
-        of it (LostUpdateWarning). A rollback makes them live again.
+        made before are moved, too. Older arrays are then detached and read-only. Views of them stay writable, but such
+        writes are lost, and the next commit warns of them (LostUpdateWarning). A rollback makes the arrays live again.
 
         Parameters
         ----------
@@ -370,8 +369,8 @@ class NameMapping(MutableMapping[str, Any]):
         """Change the length of an array that was created with `maxshape`.
 
         New rows are zeros. Rows that are gone can't be read any more, but their space stays with the array, so that it
-        grows without a move up to the length that it had; `compact` gives it back. What is said of moves in `append`
-        holds here, too.
+        grows without a move up to the length that it had; `compact` gives it back. The notes on moves in `append`
+        apply here, too.
 
         Parameters
         ----------

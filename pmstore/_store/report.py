@@ -40,7 +40,7 @@ class Stats:
 
     domain is the persistence domain: what commits do for their medium (docs/guarantees.md). "process": memory that
     ends with the machine; "cpu_cache", "memory": persistent memory, where a power cut keeps the processor's caches, or
-    loses them; "disk". PMSTORE_DOMAIN and media= may force another domain than the file system deserves.
+    loses them; "disk". PMSTORE_DOMAIN and media= may force another domain than that of the file system.
 
     bytes_logged, bytes_direct and bytes_home were written to the medium: to the log, as new contents directly to their
     place, and to the committed image. fences counts ordering points, syncs the calls that

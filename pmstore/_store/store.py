@@ -179,7 +179,7 @@ class Store(Following):
         it ends without an exception.
 
         If the commit fails with OutOfSpaceError or OutOfMemoryError, the changes stay pending: make space and `commit`,
-        or `rollback`. What ``only`` declared stays declared: the next commit has it, too, whatever that declares.
+        or `rollback`. The write set that ``only`` declared stays part of the next commit.
 
         Parameters
         ----------
@@ -195,11 +195,11 @@ class Store(Following):
             changes first, and raises a TransactionError that names the array and its elements. Then nothing is
             committed, and everything stays pending.
         message : str, optional
-            What the commit says of itself, for `commit_note` and for an archive.
+            A description of the commit, for `commit_note` and for an archive.
         attributes : dict of str to values, optional
-            More of it: values as a store keeps them, as they are when `transaction` is called. Large ones make the
-            commit slower. Of transactions inside each other, the message and the attributes of the last one that began
-            with some are committed. A TypeError names what can't be stored.
+            Further descriptions: values as a store keeps them, as they are when `transaction` is called. Large ones
+            make the commit slower. If transactions are nested, the commit gets the message and the attributes of the
+            last transaction that began with any. A TypeError names the attribute that can't be stored.
         """
         if only is None and message is None and attributes is None:
             return self._lock.transaction(self, None)

@@ -173,7 +173,7 @@ def _too_long(length: int) -> TooLargeError:
 
 
 def _check_growth(growth: Growth, axes: tuple[int, ...], dtype: np.dtype[Any], order: str, writeable: bool) -> None:
-    """What is true of each array that grows, created or read from a file."""
+    """Checks the conditions of each array that grows, created or read from a file."""
     capacity, most = growth
     if not axes or order != "C" or not writeable:
         raise ValueError("an array that grows has a first axis and C order, and can be written")

@@ -19,7 +19,7 @@ from pmstore.testing._scale.memory import MemoryStore
 DIRECTORY = "/local"
 
 Contents = dict[str, dict[str, Any]]
-"""What is in stores, by their paths."""
+"""The contents of stores, by their paths."""
 
 
 class Machine:

@@ -26,7 +26,7 @@ COMMIT = ("killed in a commit",)
 
 KINDS = tuple(dict.fromkeys((*REPLY, *MAP, *COORDINATOR)))
 RARE = ("impure", "changed")
-"""What ends a fit with an error, if it is noticed: a map that is no function, and a shard with other contents."""
+"""The accidents that end a fit with an error, if noticed: a map that is no function, a shard with other contents."""
 
 
 @dataclass(frozen=True)

@@ -125,17 +125,57 @@ bool pm_gather_mostly_changed(const pm_region *region, uint64_t place, uint64_t 
     return seen && changed >= seen - seen / 4;
 }
 
-/* The next block, from this one on, that may differ from the committed image. parallel: NULL if all such blocks are in
- * a set. */
-static uint64_t next_block(const pm_region *region, const pm_candidate *extent, pm_parallel_compare *parallel,
-                           uint64_t block)
+/* How the blocks of an extent are gathered. `choose_strategy` decides it once. */
+typedef struct strategy {
+    const pm_region *region;
+    pm_parallel_compare *parallel;                             /* for next_compared */
+    uint64_t first, end;                                       /* the extent's pages, in the region */
+    uint64_t (*next)(const struct strategy *s, uint64_t page); /* the next page, from this one on, that may differ */
+    bool uncommitted; /* the committed image does not have the extent yet: nothing is compared, and all is logged */
+    /* Most pages will be equal: they are compared in their place before they are copied. A block that is not a whole
+     * page always is. */
+    bool in_place;
+} strategy;
+
+static uint64_t next_of_all(const strategy *s, uint64_t page)
 {
-    if (extent->scan == PM_SCAN_ALL) return block;
-    uint64_t first = extent->offset / PM_PAGE, end = first + pm_extent_blocks(extent->length);
-    if (extent->scan == PM_SCAN_ONLY) return pm_policy_declared(&region->policy, first + block, end) - first;
-    return (parallel ? pm_parallel_compare_next(parallel, first + block, end)
-                     : pm_page_set_next(&region->policy.dirty, first + block, end))
-           - first;
+    (void)s;
+    return page;
+}
+
+static uint64_t next_declared(const strategy *s, uint64_t page)
+{
+    return pm_policy_declared(&s->region->policy, page, s->end);
+}
+
+static uint64_t next_listed(const strategy *s, uint64_t page)
+{
+    return pm_page_set_next(&s->region->policy.dirty, page, s->end);
+}
+
+static uint64_t next_compared(const strategy *s, uint64_t page)
+{
+    return pm_parallel_compare_next(s->parallel, page, s->end);
+}
+
+/* parallel: NULL if one thread compares the extent. */
+static strategy choose_strategy(const pm_region *region, const pm_candidate *extent, pm_parallel_compare *parallel,
+                                bool uncommitted)
+{
+    uint64_t first = extent->offset / PM_PAGE;
+    strategy s = {.region = region, .parallel = parallel, .first = first,
+                  .end = first + pm_extent_blocks(extent->length), .uncommitted = uncommitted};
+    if (extent->scan == PM_SCAN_ALL) s.next = next_of_all;
+    else if (extent->scan == PM_SCAN_ONLY) s.next = next_declared;
+    else s.next = parallel ? next_compared : next_listed;
+    s.in_place = extent->scan < PM_SCAN_CHANGED;
+    return s;
+}
+
+/* The next block, from this one on, that may differ from the committed image. */
+static uint64_t next_block(const strategy *s, uint64_t block)
+{
+    return s->next(s, s->first + block) - s->first;
 }
 
 /* Checks that the hashes can be read that a commit changes. The program has read the contents that it changed, and
@@ -149,78 +189,104 @@ static pm_status table_readable(const pm_region *region, const pm_candidate *ext
     return pm_region_readable(region, region->committed, table + 8 * first, size, "the hashes of contents");
 }
 
-/* Gathers changed blocks of an extent, then the entries of its table of hashes. uncommitted: the committed image does
- * not have the extent yet. */
-static pm_status gather_blocks(composer *c, pm_candidate *extent, pm_parallel_compare *parallel, bool uncommitted)
-{
-    pm_region *region = c->region;
-    uint64_t offset = extent->committed, length = extent->length;
-    uint64_t blocks = pm_extent_blocks(length), dirty = 0, whole = 0;
+/* Blocks that differ, in ascending order, and their new hashes. */
+typedef struct {
     struct block_hash {
         uint64_t block, hash;
-    } few[64], *hashes = few;
-    uint64_t room = sizeof few / sizeof *few;
-    /* Where most blocks will be equal, they are compared in their place before they are copied. A block that is not a
-     * whole page always is. */
-    bool in_place = extent->scan < PM_SCAN_CHANGED;
-    for (uint64_t block = next_block(region, extent, parallel, 0), next; block < blocks; block = next) {
-        next = next_block(region, extent, parallel, block + 1);
-        uint64_t at = offset + block * PM_PAGE;
-        size_t bytes = length - block * PM_PAGE < PM_PAGE ? length - block * PM_PAGE : PM_PAGE;
-        const uint8_t *live = region->live + extent->offset + block * PM_PAGE;
-        bool compared = !uncommitted && (in_place || bytes < PM_PAGE);
-        if (compared && !memcmp(live, region->committed + at, bytes)) continue;
-        uint64_t hash;
-        /* Read when all blocks are gathered */
-        __builtin_prefetch(region->committed + offset + pm_extent_table(length) + 8 * block);
-        if (bytes == PM_PAGE) {
-            page_change change = gather_page(c, live, live + (next - block) * PM_PAGE, at, uncommitted, &hash);
-            whole += change == PAGE_WHOLE;
-            if (change == PAGE_EQUAL) continue;
-        } else {
-            uint8_t copy[PM_PAGE];
-            memcpy(copy, live, bytes);
-            hash = pm_extent_block_hash(region, copy, bytes, at);
-            compose(c, at, copy, bytes, uncommitted);
-        }
-        if (dirty == room) {
-            /* Room grows as needed: clearing room for all blocks of a large extent would take longer than the rest. */
-            struct block_hash *more = realloc(hashes == few ? NULL : hashes, (room = 8 * room) * sizeof *hashes);
-            if (!more) {
-                if (hashes != few) free(hashes);
-                return pm_fail(PM_NO_MEMORY, "no memory to gather a commit");
-            }
-            if (hashes == few) memcpy(more, few, sizeof few);
-            hashes = more;
-        }
-        hashes[dirty++] = (struct block_hash){block, hash};
+    } few[64], *list;
+    uint64_t count, room;
+} block_hashes;
+
+/* Room grows as needed: clearing room for all blocks of a large extent would take longer than the rest. */
+static pm_status note_hash(block_hashes *found, uint64_t block, uint64_t hash)
+{
+    if (found->count == found->room) {
+        bool first = found->list == found->few;
+        uint64_t room = 8 * found->room;
+        struct block_hash *more = realloc(first ? NULL : found->list, room * sizeof *more);
+        if (!more) return pm_fail(PM_NO_MEMORY, "no memory to gather a commit");
+        if (first) memcpy(more, found->few, sizeof found->few);
+        found->list = more;
+        found->room = room;
     }
-    pm_status status = PM_OK;
-    if (dirty && !uncommitted) status = table_readable(region, extent, hashes[0].block, hashes[dirty - 1].block);
-    for (uint64_t i = 0; status == PM_OK && i < dirty; i++) {
-        uint64_t at = offset + hashes[i].block * PM_PAGE,
-                 entry = offset + pm_extent_table(length) + 8 * hashes[i].block, old;
-        memcpy(&old, region->committed + entry, sizeof old);
+    found->list[found->count++] = (struct block_hash){block, hash};
+    return PM_OK;
+}
+
+/* Gathers a block if it differs. next: the block that will follow. */
+static page_change gather_block(composer *c, const strategy *s, const pm_candidate *extent, uint64_t block,
+                                uint64_t next, uint64_t *hash)
+{
+    const pm_region *region = c->region;
+    uint64_t at = extent->committed + block * PM_PAGE, left = extent->length - block * PM_PAGE;
+    size_t bytes = left < PM_PAGE ? left : PM_PAGE;
+    const uint8_t *live = region->live + extent->offset + block * PM_PAGE;
+    bool compared = !s->uncommitted && (s->in_place || bytes < PM_PAGE);
+    if (compared && !memcmp(live, region->committed + at, bytes)) return PAGE_EQUAL;
+    /* Read when all blocks are gathered */
+    __builtin_prefetch(region->committed + extent->committed + pm_extent_table(extent->length) + 8 * block);
+    if (bytes == PM_PAGE) return gather_page(c, live, live + (next - block) * PM_PAGE, at, s->uncommitted, hash);
+    uint8_t copy[PM_PAGE];
+    memcpy(copy, live, bytes);
+    *hash = pm_extent_block_hash(region, copy, bytes, at);
+    compose(c, at, copy, bytes, s->uncommitted);
+    return PAGE_SPARSE;
+}
+
+/* Gathers the entries of the table of hashes, and exchanges the contributions of the blocks. */
+static pm_status gather_hashes(composer *c, const pm_candidate *extent, const block_hashes *found, bool uncommitted)
+{
+    const struct block_hash *hashes = found->list;
+    if (!found->count) return PM_OK;
+    if (!uncommitted)
+        PM_TRY(table_readable(c->region, extent, hashes[0].block, hashes[found->count - 1].block));
+    for (uint64_t i = 0; i < found->count; i++) {
+        uint64_t at = extent->committed + hashes[i].block * PM_PAGE,
+                 entry = extent->committed + pm_extent_table(extent->length) + 8 * hashes[i].block, old;
+        memcpy(&old, c->region->committed + entry, sizeof old);
         uint64_t before = uncommitted ? 0 : pm_digest_contribution(at, old);
         pm_digest_add(&c->changed, at, pm_digest_contribution(at, hashes[i].hash) - before);
         compose(c, entry, &hashes[i].hash, sizeof hashes[i].hash, uncommitted);
     }
-    if (!pm_extent_is_small(length)) compose_flush(c, offset + pm_extent_size(length));
-    if (hashes != few) free(hashes);
-    extent->changed = dirty;
+    return PM_OK;
+}
+
+/* Gathers changed blocks of an extent, then the entries of its table of hashes. */
+static pm_status gather_blocks(composer *c, pm_candidate *extent, const strategy *s)
+{
+    uint64_t length = extent->length, blocks = pm_extent_blocks(length), whole = 0;
+    block_hashes found;
+    found.list = found.few, found.count = 0, found.room = sizeof found.few / sizeof *found.few;
+    pm_status status = PM_OK;
+    for (uint64_t block = next_block(s, 0), next; status == PM_OK && block < blocks; block = next) {
+        next = next_block(s, block + 1);
+        uint64_t hash;
+        page_change change = gather_block(c, s, extent, block, next, &hash);
+        whole += change == PAGE_WHOLE;
+        if (change != PAGE_EQUAL) status = note_hash(&found, block, hash);
+    }
+    if (status == PM_OK) status = gather_hashes(c, extent, &found, s->uncommitted);
+    if (!pm_extent_is_small(length)) compose_flush(c, extent->committed + pm_extent_size(length));
+    if (found.list != found.few) free(found.list);
+    extent->changed = found.count;
     extent->mostly_changed = length >= PM_PAGE && whole + (length % PM_PAGE != 0) >= blocks - blocks / 4;
     return status;
 }
 
 static pm_status gather_extent(composer *c, pm_candidate *extent, bool uncommitted)
 {
-    if (!extent->shared) return gather_blocks(c, extent, NULL, uncommitted);
+    strategy s;
+    if (!extent->shared) {
+        s = choose_strategy(c->region, extent, NULL, uncommitted);
+        return gather_blocks(c, extent, &s);
+    }
     pm_parallel_compare parallel;
     pm_parallel_compare_begin(&parallel, c->region, c->helper, extent->offset, extent->committed, extent->length,
                               extent->scan == PM_SCAN_ALL);
     extent->scan = PM_SCAN_CHANGED;
     extent->shared = false; /* if it is gathered again, the set has all such pages */
-    pm_status status = gather_blocks(c, extent, &parallel, uncommitted);
+    s = choose_strategy(c->region, extent, &parallel, uncommitted);
+    pm_status status = gather_blocks(c, extent, &s);
     pm_parallel_compare_end(&parallel);
     return status;
 }
@@ -250,8 +316,9 @@ void pm_gather_sort(pm_candidate *list, size_t count)
 
 bool pm_gather_differs(const pm_region *region, const pm_candidate *extent)
 {
+    const strategy s = choose_strategy(region, extent, NULL, false);
     uint64_t blocks = pm_extent_blocks(extent->length);
-    for (uint64_t block = 0; (block = next_block(region, extent, NULL, block)) < blocks; block++) {
+    for (uint64_t block = 0; (block = next_block(&s, block)) < blocks; block++) {
         uint64_t at = block * PM_PAGE, left = extent->length - at;
         if (memcmp(region->live + extent->offset + at, region->committed + extent->committed + at,
                    left < PM_PAGE ? left : PM_PAGE))

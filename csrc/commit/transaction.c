@@ -38,7 +38,7 @@ static void declare_directs(pm_store *store, pm_digest *digest)
         const pm_uncommitted *extent = &store->uncommitted.list[i];
         if (pm_extent_is_small(extent->length)) continue;
         pm_writer_direct(&store->writer, PM_ITEM_DIRECT, extent->offset, extent->length,
-                         (pm_direct){extent->table_hash, 0});
+                         (pm_direct){.hash = extent->table_hash});
         *digest = pm_digest_plus(*digest, extent->digest);
     }
 }
@@ -151,7 +151,7 @@ static pm_status write_commit(pm_store *store, const pending_commit *next)
         uint64_t hash = writer->hash;
         pm_writer_begin(writer, pm_log_body(&store->log), pm_log_room(&store->log), store->log.header.salt,
                         PM_BODY_WHOLE);
-        pm_writer_direct(writer, PM_ITEM_OVERFLOW, overflow, length, (pm_direct){hash, 0});
+        pm_writer_direct(writer, PM_ITEM_OVERFLOW, overflow, length, (pm_direct){.hash = hash});
     }
     uint64_t before = store->log.head;
     PM_TRY(pm_failed_unless_space(store, pm_log_append(&store->log, writer, next->digest, store->async)));
@@ -174,7 +174,8 @@ static pm_status write_commit(pm_store *store, const pending_commit *next)
     pm_status marked = pm_log_durable_marker(&store->log, store->log.sequence);
     PM_TRY(pm_failed(store, now_or_later(marked)));
     if (marked == PM_OK) pm_readers_told(store, store->log.sequence);
-    return now_or_later(pm_write_back_enqueue(store, (pm_write_back_job){body, length, before}, !overflow));
+    pm_write_back_job job = {.body = body, .length = length, .before = before};
+    return now_or_later(pm_write_back_enqueue(store, job, !overflow));
 }
 
 static pm_status commit_list(pm_store *store, pm_candidate *list, size_t count)

@@ -257,7 +257,9 @@ pm_status pm_entries_before(pm_store *store, pm_key end, const uint8_t *prefix, 
     pm_found found;
     pm_status status = pm_catalog_before(&store->region, end, &found);
     if (status == PM_OK && !starts_with(found.key, prefix, prefix_length)) status = PM_NOT_FOUND;
+    if (status != PM_OK) return status;
     size_t used = 0;
-    if (status == PM_OK) PM_CHECK(pm_catalog_row(&found, rows, PM_PAGE, &used));
-    return status;
+    bool fits = pm_catalog_row(&found, rows, PM_PAGE, &used);
+    PM_CHECK(fits);
+    return PM_OK;
 }

@@ -309,7 +309,7 @@ COMMIT = [
         TRANSACTION,
         (
             "pm_writer_direct(&store->writer, PM_ITEM_DIRECT, extent->offset, extent->length,\n"
-            "                         (pm_direct){extent->table_hash, 0});"
+            "                         (pm_direct){.hash = extent->table_hash});"
         ),
         ";",
         "a new array without its contents",

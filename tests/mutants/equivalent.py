@@ -30,7 +30,7 @@ ELSEWHERE = {
 EQUIVALENT = [
     Equivalent(
         "csrc/commit/gather.c",
-        "bool in_place = extent->scan < PM_SCAN_CHANGED;",
+        "s.in_place = extent->scan < PM_SCAN_CHANGED;",
         "Whether pages are compared before or after they are copied: what is found equal is left out in either way.",
         "<= PM_SCAN_CHANGED",
     ),

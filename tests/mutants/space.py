@@ -90,8 +90,8 @@ GATHERING = [
         "change-in-the-last-block-missed",
         "P",
         GATHER,
-        "next = next_block(region, extent, parallel, block + 1);",
-        "next = next_block(region, extent, parallel, block + 1), next += next + 1 == blocks;",
+        "next = next_block(s, block + 1);",
+        "next = next_block(s, block + 1), next += next + 1 == blocks;",
         "a change in an array's last block is lost",
     ),
     Mutant(

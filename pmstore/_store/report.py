@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from typing import NamedTuple, overload
 
 from pmstore._catalog import attributes, objects
@@ -142,6 +145,8 @@ class CheckReport(Sequence[Problem]):
         return f"<CheckReport: {self}>"
 
 
+_UNKNOWN = "is of an unknown kind; perhaps a newer pmstore wrote it"
+
 Owners = dict[int, tuple[str, objects.Head]]  # by the object's id, its name and head
 
 
@@ -164,58 +169,90 @@ def check(catalog: Catalog) -> CheckReport:
 
 
 def _structure(catalog: Catalog, lists: dict[int, str], owners: Owners) -> list[Problem]:
-    problems = []
     lengths: dict[int, int] = {}
+    steps = chain(  # names come first: elements and parts are checked against them
+        _failing(catalog, _names.NAME_PREFIX, partial(_check_named, lists, owners), _name),
+        _failing(
+            catalog, _names.LIST_PREFIX, partial(_check_element, lists, lengths), partial(_name_of_element, lists)
+        ),
+        (_at(row, text, name) for name, row, text in objects.check_parts(catalog, owners)),
+        _failing_note(catalog),
+        _failing_attributes(catalog),
+        _failing(catalog, _names.DERIVED_PREFIX, _check_derived, _derived_name),
+        (_at(row, f"the key {row.key!r:.80} {_UNKNOWN}", None) for row in _unknown(catalog.core)),
+    )
+    problems = []
     try:
-        for row in catalog.core.scan(_names.NAME_PREFIX):
-            name = None
-            try:
-                name = _names.name_of(row.key)
-                if row.entry.kind == LIST:
-                    owner = lists.setdefault(catalog.list_id(row.entry), name)
-                    _check_owner(owner, name, "elements")
-                elif row.entry.kind == OBJECT:
-                    head = objects.head_of(row.entry)
-                    owner, _ = owners.setdefault(head.id, (name, head))
-                    _check_owner(owner, name, "parts")
-                    objects.rows(catalog, row.entry)
-                else:
-                    _check_entry(catalog, row.entry)
-            except UNSOUND as error:
-                problems.append(Problem(str(error), name, row.entry.offset, row.entry.length))
-        for row in catalog.core.scan(_names.LIST_PREFIX):
-            place = _names.split_element(row.key)
-            name = None if place is None else _element_name(lists, place)
-            try:
-                if place is None or place[1] != lengths.get(place[0], 0) or name is None or row.entry.kind == ARRAY:
-                    raise CorruptStoreError("an element of a list is out of its place")
-                lengths[place[0]] = place[1] + 1
-                _check_entry(catalog, row.entry)
-            except UNSOUND as error:
-                problems.append(Problem(str(error), name, row.entry.offset, row.entry.length))
-        for name, row, text in objects.check_parts(catalog, owners):
-            problems.append(Problem(text, name, row.entry.offset, row.entry.length))
-        try:
-            if (note := catalog.note()) is not None:
-                decoded(note)
-        except UNSOUND as error:
-            problems.append(Problem(f"the note of the last commit: {error}"))
-        for row in catalog.core.scan(_names.ATTRIBUTES_PREFIX):
-            try:
-                _check_attributes(catalog, row.key, row.entry)
-            except UNSOUND as error:
-                problems.append(_of_attributes(row.key, str(error), row.entry.offset, row.entry.length))
-        for row in catalog.core.scan(_names.DERIVED_PREFIX):
-            try:
-                _check_derived(catalog, row.key, row.entry)
-            except UNSOUND as error:
-                problems.append(Problem(str(error), _derived_name(row.key), row.entry.offset, row.entry.length))
-        for row in _unknown(catalog.core):
-            text = f"the key {row.key!r:.80} is of an unknown kind; perhaps a newer pmstore wrote it"
-            problems.append(Problem(text, None, row.entry.offset, row.entry.length))
+        for problem in steps:
+            problems.append(problem)  # those that were found before an error stay
     except UNSOUND as error:
         problems.append(Problem(str(error)))
     return problems
+
+
+def _at(row: Row, text: str, name: str | None) -> Problem:
+    return Problem(text, name, row.entry.offset, row.entry.length)
+
+
+def _failing(
+    catalog: Catalog, prefix: bytes, check: Callable[[Catalog, Row], None], name: Callable[[bytes], str | None]
+) -> Iterator[Problem]:
+    """The problems of the rows under a prefix. check: raises one of UNSOUND. name: gives the name to a key."""
+    for row in catalog.core.scan(prefix):
+        try:
+            check(catalog, row)
+        except UNSOUND as error:
+            yield _at(row, str(error), name(row.key))
+
+
+def _failing_attributes(catalog: Catalog) -> Iterator[Problem]:
+    for row in catalog.core.scan(_names.ATTRIBUTES_PREFIX):
+        try:
+            _check_attributes(catalog, row.key, row.entry)
+        except UNSOUND as error:
+            yield _of_attributes(row.key, str(error), row.entry.offset, row.entry.length)
+
+
+def _failing_note(catalog: Catalog) -> Iterator[Problem]:
+    try:
+        if (note := catalog.note()) is not None:
+            decoded(note)
+    except UNSOUND as error:
+        yield Problem(f"the note of the last commit: {error}")
+
+
+def _check_named(lists: dict[int, str], owners: Owners, catalog: Catalog, row: Row) -> None:
+    """Check the entry of a name, and note the owners of elements and parts."""
+    name = _names.name_of(row.key)
+    if row.entry.kind == LIST:
+        _check_owner(lists.setdefault(catalog.list_id(row.entry), name), name, "elements")
+    elif row.entry.kind == OBJECT:
+        head = objects.head_of(row.entry)
+        owner, _ = owners.setdefault(head.id, (name, head))
+        _check_owner(owner, name, "parts")
+        objects.rows(catalog, row.entry)
+    else:
+        _check_entry(catalog, row.entry)
+
+
+def _check_element(lists: dict[int, str], lengths: dict[int, int], catalog: Catalog, row: Row) -> None:
+    """Check an element of a list. lengths: how many came before, by the list's id."""
+    place = _names.split_element(row.key)
+    if place is None or place[0] not in lists or place[1] != lengths.get(place[0], 0) or row.entry.kind == ARRAY:
+        raise CorruptStoreError("an element of a list is out of its place")
+    lengths[place[0]] = place[1] + 1
+    _check_entry(catalog, row.entry)
+
+
+def _name(key: bytes) -> str | None:
+    with contextlib.suppress(CorruptStoreError):
+        return _names.name_of(key)
+    return None
+
+
+def _name_of_element(lists: dict[int, str], key: bytes) -> str | None:
+    place = _names.split_element(key)
+    return None if place is None else _element_name(lists, place)
 
 
 def _check_owner(owner: str, name: str, what: str) -> None:
@@ -237,8 +274,9 @@ def _unknown(core: Core) -> Iterator[Row]:
         start = bytes([row.key[0] + 1])
 
 
-def _check_derived(catalog: Catalog, key: bytes, entry: Entry) -> None:
+def _check_derived(catalog: Catalog, row: Row) -> None:
     """Check the stamp or the stored value of a derived array."""
+    key, entry = row.key, row.entry
     owner = _names.owner_of(key)
     declared = None if owner is None else catalog.core.get(owner)
     if declared is None or declared.kind != DERIVED:

@@ -347,7 +347,7 @@ class Archive(Mapping[int, Version]):
         version : int, optional
             By default the newest.
         progress : callable, optional
-            Called now and then with the bytes that were restored, and that there are.
+            Called repeatedly with the number of restored bytes and the total number.
 
         Returns
         -------

@@ -303,7 +303,7 @@ class Target:
         if here is None:
             raise ArchiveConflictError(
                 f"{self.place.url} lacks version {first}, and the place before it needs that for version "
-                f"{rows[0].version}: each of them was drained to alone. Name {self.place.url} first in the next drain"
+                f"{rows[0].version}: two drains wrote to them by turns. Name {self.place.url} first in the next drain"
             )
         if there is None or here.state != there.state:
             raise ArchiveConflictError(

@@ -282,6 +282,7 @@ class IndexWriter:
         except ObjectExistsError:
             self.require_newest()
             raise ArchiveConflictError(f"another process has written to {self._place.url}") from None
+        self.require_newest()  # or else a newer writer may have merged its own object of this name away
         self.index = index
         self._merge()
         return segment

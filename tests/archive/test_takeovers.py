@@ -85,6 +85,31 @@ def test_a_merge_that_goes_on_hides_no_version(tmp_path: Path, monkeypatch: pyte
     assert whole(tmp_path / "to").versions() == list(range(1, 2 * _FAN + 3))
 
 
+def test_a_flush_that_comes_late_is_not_called_durable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its name is free again: the newer drain has merged its own object of this name with others."""
+    late = f"index/{_FAN:012d}-{_FAN:012d}-000000"
+    with pmstore.open(tmp_path / "store.pm") as store:
+        first = store.drain(tmp_path / "to")
+        for i in range(_FAN - 1):
+            store["i"] = i
+            store.commit()
+            first.wait()
+        flush = Held(monkeypatch, "create", lambda name, data: name == late)
+        store["i"] = "late"
+        store.commit()
+        first.capture()
+        flush.wait()
+        store["i"] = "newer"
+        store.commit()
+        second = store.drain(tmp_path / "to")
+        assert second.wait() == _FAN + 1
+        flush.release()
+        ended(first)
+        with pytest.raises(pmstore.ArchiveError):
+            first.wait(_FAN)
+    assert whole(tmp_path / "to").versions() == [*range(1, _FAN), _FAN + 1]
+
+
 def test_a_sweep_that_goes_on_deletes_no_newer_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pmstore.open(tmp_path / "store.pm") as store:
         sweep = Held(monkeypatch, "list", lambda folder: folder == "parts")

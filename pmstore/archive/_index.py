@@ -10,7 +10,8 @@ deleting the others changes nothing.
 
 A writer that another one has ended may still be in the middle of a merge. Therefore groups begin at fixed numbers, so
 that two merges are never of overlapping groups; a writer merges what is due when it begins; and no object takes the
-place of another one with its name: the newest writer takes the next generation instead.
+place of another one with its name: the newest writer takes the next generation instead, or, if it is a flush, the
+versions of the other one.
 """
 
 from __future__ import annotations
@@ -271,26 +272,41 @@ class IndexWriter:
                 "a place of its own"
             )
 
-    def append(self, rows: Sequence[Row]) -> Segment:
+    def append(self, rows: Sequence[Row]) -> None:
         """Adds versions, durably; they are newer than all others."""
-        self.require_newest()
-        number = self.index.segments[-1][0].last + 1 if self.index.segments else 1
-        segment, packed = Segment(number, number, 0), [row.packed() for row in rows]
-        index = self.index.added(segment, packed)
-        try:
-            self._place.create(segment.name, wrapped(SEGMENT, segment.name, packed))
-        except ObjectExistsError:
+        while rows:
+            number = self.index.segments[-1][0].last + 1 if self.index.segments else 1
+            segment, packed = Segment(number, number, 0), [row.packed() for row in rows]
+            index = self.index.added(segment, packed)
             self.require_newest()
-            raise ArchiveConflictError(f"another process has written to {self._place.url}") from None
-        self.require_newest()  # or else a newer writer may have merged its own object of this name away
-        self.index = index
-        self._merge()
-        return segment
+            try:
+                self._place.create(segment.name, wrapped(SEGMENT, segment.name, packed))
+            except ObjectExistsError:
+                self.require_newest()
+                rows = self._take_late(rows)
+                continue
+            self.require_newest()  # or else a newer writer may have merged its own object of this name away
+            self.index = index
+            self._merge()
+            return
+
+    def _take_late(self, rows: Sequence[Row]) -> list[Row]:
+        """Takes over the versions of a flush that a writer had under way when this one began. Returns the other rows.
+
+        Raises ArchiveConflictError if it has other contents of a version, or lacks one.
+        """
+        late = Index.read(self._place, self.index)
+        common = [row for row in rows if row.version <= late.newest]
+        if late.newest <= self.index.newest or any(
+            (there := late.find(row.version)) is None or there.state != row.state for row in common
+        ):
+            raise ArchiveConflictError(f"another process has written to {self._place.url}")
+        self.index = late
+        return list(rows[len(common) :])
 
     def _merge(self) -> None:
-        while (start := _due([segment for segment, _ in self.index.segments])) is not None:
-            group = self.index.segments[start : start + _FAN]
-            self._replace(start, start + _FAN, [row for _, rows in group for row in rows])
+        while (due := _due([segment for segment, _ in self.index.segments])) is not None:
+            self._replace(*due, [row for _, rows in self.index.segments[slice(*due)] for row in rows])
 
     def change(self, changed: Callable[[Row], Row | None], earlier: Index | None = None) -> None:
         """Replaces rows by those that the function returns; None removes a row. Objects without a change stay.
@@ -334,14 +350,16 @@ class IndexWriter:
         raise ArchiveConflictError(f"other processes write to the index of {self._place.url}")
 
 
-def _due(segments: Sequence[Segment]) -> int | None:
-    """The first of `_FAN` objects that are to become one, if there are some. Groups begin at fixed numbers."""
-    for start in range(len(segments) - _FAN, -1, -1):
-        width = segments[start].last - segments[start].first + 1
-        if (segments[start].first - 1) % (_FAN * width) == 0 and all(
-            one.last - one.first + 1 == width for one in segments[start : start + _FAN]
-        ):
-            return start
+def _due(segments: Sequence[Segment]) -> tuple[int, int] | None:
+    """The start and the end of objects that are to become one, if there are some: those of as many flushes as a power
+    of `_FAN`, from a multiple of that on. Earlier releases have made some of other flushes."""
+    ends = {one.last: number for number, one in enumerate(segments)}
+    width = _FAN
+    while segments and width <= segments[-1].last:
+        for start, one in enumerate(segments):
+            if (one.first - 1) % width == 0 and ends.get(one.first - 1 + width, start) > start:
+                return start, ends[one.first - 1 + width] + 1
+        width *= _FAN
     return None
 
 

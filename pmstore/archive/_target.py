@@ -65,6 +65,9 @@ def about_of(sources: Sources) -> dict[str, Any]:
 def refuse_undescribed(place: Place | Sources) -> None:
     """Raise ArchiveDamagedError if there are versions without the archive object, which comes first."""
     if place.list("index") or place.list("writers"):
+        with contextlib.suppress(MissingObjectError):  # another process has just made it, and a token then
+            place.size("archive")
+            return
         raise ArchiveDamagedError(
             f"{place.url}: the object 'archive', which tells whose versions are there, is missing: copy it from "
             "another place of the archive, or give the drain a new place"
@@ -223,11 +226,12 @@ class Target:
             this one lists the parts ▶ is it the newest writer? ▶ deletes parts of that list
         """
         there = self.parts()
-        self._writer.require_newest()
         named = {part for row in self.index.rows() for part in row.parts}
         own = f"parts/{self.writer}-"  # of a version whose row comes later
         gone = [name for name in there if is_part(name) and name not in named and not name.startswith(own)]
-        with contextlib.suppress(ArchiveUnavailableError):  # the versions are there; another drain tries again
+        # The versions are there, and another drain tries again.
+        with contextlib.suppress(ArchiveUnavailableError, ArchiveConflictError):
+            self._writer.require_newest()
             self.place.delete(gone)
 
     def parts(self) -> list[str]:

@@ -64,9 +64,9 @@ NOTICED = [
         "old-objects-of-the-index-first",
         "F",
         INDEX,
-        "self._place.put(merged.name, wrapped(SEGMENT, merged.name, rows))",
+        "merged = self._created(wanted, rows)",
         "self._place.delete(segment.name for segment in old)\n"
-        "        self._place.put(merged.name, wrapped(SEGMENT, merged.name, rows))",
+        "        merged = self._created(wanted, rows)",
         "a crash while the index is merged loses versions (I25)",
     ),
     Mutant(

@@ -65,8 +65,7 @@ NOTICED = [
         "F",
         INDEX,
         "merged = self._created(wanted, rows)",
-        "self._place.delete(segment.name for segment in old)\n"
-        "        merged = self._created(wanted, rows)",
+        "self._place.delete(segment.name for segment in old)\n        merged = self._created(wanted, rows)",
         "a crash while the index is merged loses versions (I25)",
     ),
     Mutant(

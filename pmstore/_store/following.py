@@ -234,7 +234,7 @@ class Following(NameMapping):
         with self._catalog.lock:
             self._catalog.core.require_open()
             fd = self._file_lock.again(self._path)
-        drain = None
+        owned = True
         try:
             drain = drainer(
                 self.store,
@@ -250,10 +250,11 @@ class Following(NameMapping):
                 storage_options=storage_options,
             )
             with later():  # from now on the descriptor is the drain's, which closing the store ends
+                owned = False
                 self._drains.append(drain)
                 drain.begin()
         except BaseException:
-            if drain not in self._drains:
+            if owned:
                 os.close(fd)
                 tell_pid()
             raise

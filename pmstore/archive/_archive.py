@@ -287,20 +287,21 @@ class Archive(Mapping[int, Version]):
             raise _taken(self.url, name)
         created: list[Place] = []
         try:
-            for place, index in zip(self._sources.places, self._indexes):
-                if index is not None and not index.keeps(row.version):
-                    continue  # a drain that brings the version brings the tag, too
-                try:
-                    place.create(f"tags/{name}", wrapped(TAG, f"tags/{name}", row.version))
-                    created.append(place)
-                except ObjectExistsError:
-                    if self._tagged(place, name) != row.version:
-                        raise _taken(place.url, name) from None
+            for _ in range(2):  # a drain may bring the version to a further place meanwhile
+                for place, index in zip(self._sources.places, self._indexes):
+                    if place in created or not (index is None or index.keeps(row.version)):
+                        continue
+                    try:
+                        place.create(f"tags/{name}", wrapped(TAG, f"tags/{name}", row.version))
+                        created.append(place)
+                    except ObjectExistsError:
+                        if self._tagged(place, name) != row.version:
+                            raise _taken(place.url, name) from None
+                self.refresh()
         except (ArchiveConflictError, ArchiveDamagedError):
             for place in created:  # without `untag`, which takes the tag away in all places
                 place.delete([f"tags/{name}"])
             raise
-        self.refresh()
         try:
             self._find(row.version)
         except UnknownVersionError:  # a drain has removed it meanwhile

@@ -300,7 +300,10 @@ class IndexWriter:
         if late.newest <= self.index.newest or any(
             (there := late.find(row.version)) is None or there.state != row.state for row in common
         ):
-            raise ArchiveConflictError(f"another process has written to {self._place.url}")
+            raise ArchiveConflictError(
+                f"an earlier drain to {self._place.url} has just written a version with other contents, such as "
+                "another approximation: begin the drain again"
+            )
         self.index = late
         return list(rows[len(common) :])
 

@@ -91,8 +91,8 @@ def forget(writer: IndexWriter, place: Place, going: set[int], tagged: Callable[
         tag       make the tag                                  ▶  is it listed?
         forget    read the tags  ▶  write the list without it   ▶  read the tags again  ▶  put it back, or delete
 
-    If it saw the version, its tag is there when the tags are read again. Only a process that is killed between its last
-    two steps leaves such a tag without its version.
+    If it saw the version, its tag is there when the tags are read again. Only a process that is killed, or whose
+    writer is ended by another one, between its last two steps leaves such a tag without its version.
 
     Another writer may have begun before the new list was there. It then lists the versions as before, and needs the
     parts. One that begins later reads the new list::

@@ -230,7 +230,9 @@ class Target:
         own = f"parts/{self.writer}-"  # of a version whose row comes later
         gone = [name for name in there if is_part(name) and name not in named and not name.startswith(own)]
         # The versions are there, and another drain tries again.
-        with contextlib.suppress(ArchiveUnavailableError, ArchiveConflictError):
+        with contextlib.suppress(ArchiveUnavailableError, ArchiveConflictError, ArchiveDamagedError):
+            if not set(self._read_tagged()) <= set(self.index.versions):
+                return  # an older writer may be about to list a tagged version again (`forget`)
             self._writer.require_newest()
             self.place.delete(gone)
 

@@ -148,7 +148,8 @@ def digest_of(shard: int, tag: Tag, result: Mapping[str, Array], leaves: tuple[s
     kinds = [(name, array.dtype.str, array.shape) for name, array in result.items()]
     small = sum(array.nbytes for array in result.values()) <= _SMALL  # then one hash of a copy is quicker than several
     parts = [
-        value_bytes(array.reshape(-1)).tobytes() if small else hash_array(array).encode() for array in result.values()
+        value_bytes(np.ascontiguousarray(one).reshape(-1)).tobytes() if small else hash_array(one).encode()
+        for one in result.values()
     ]
     whole = b"".join([repr((shard, tuple(tag), kinds, leaves)).encode(), *parts])
     return hash_array(np.frombuffer(whole, np.uint8))

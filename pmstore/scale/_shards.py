@@ -123,7 +123,10 @@ def _rows(array: np.ndarray[Any, Any]) -> Iterable[Shard]:
 
 
 def _without_gaps(value: Any) -> Any:
-    """An array with gaps would reach other processes in C order, and sums be added in another order there."""
+    """An array with gaps would reach other processes in C order, and sums be added in another order there. A memory map
+    is a plain array, as numpy's pickle copies one."""
+    if type(value) is np.memmap:
+        value = value.view(np.ndarray)
     if isinstance(value, np.ndarray) and not (value.flags.c_contiguous or value.flags.f_contiguous):
         return np.array(value, order="C", subok=True)
     return value

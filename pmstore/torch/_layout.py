@@ -47,7 +47,8 @@ def settings_of(optimizer: torch.optim.Optimizer) -> list[Setting]:
                 continue
             for place, one in enumerate(value) if isinstance(value, (tuple, list)) else [(-1, value)]:
                 is_tensor = isinstance(one, torch.Tensor) and one.numel() == 1
-                whole = one.item() if is_tensor else one
+                # A tensor of another kind has no whole number, and may be on a GPU, which `item` waits for.
+                whole = one.item() if is_tensor and not one.is_floating_point() else one
                 if isinstance(whole, int) and abs(whole) > _MOST_EXACT:
                     raise TypeError(
                         f"the setting {key!r} of the optimizer's group {number} is {whole}, and a log keeps whole "

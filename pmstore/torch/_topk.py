@@ -100,11 +100,11 @@ class Device:
     def compress(self, gradients: Mapping[int, torch.Tensor], rows: Rows, row: int) -> None:
         """`Compression.compress`, for the gradients of the parameters on this device."""
         present = tuple(number for number, one in gradients.items() if one.device == self._device)
-        if present not in self._known:
-            if len(self._known) == _KNOWN:
-                self._known.clear()
-            self._known[present] = Step(self._layout, self._device, self.pools, present)
-        self._known[present].compress(gradients, rows, row)
+        step = self._known.pop(present, None) or Step(self._layout, self._device, self.pools, present)
+        self._known[present] = step  # the last one of the dict
+        if len(self._known) > _KNOWN:
+            del self._known[next(iter(self._known))]
+        step.compress(gradients, rows, row)
 
 
 class Pool:
@@ -212,7 +212,8 @@ class Selection:
 
     def __init__(self, layout: Layout, pool: Pool, present: Sequence[int]) -> None:
         self._pool, self._layout = pool, layout
-        self._numbers = [number for number in pool.parts if number in set(present)]
+        here = set(present)
+        self._numbers = [number for number in pool.parts if number in here]
         self._small = [number for number in self._numbers if number in pool.sparse_parts]
         self._large = self._numbers[len(self._small) :]
         self._residuals = [in_shape(pool.parts[number], layout, number) for number in self._numbers]

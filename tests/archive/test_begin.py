@@ -44,6 +44,33 @@ def test_an_interrupt_while_the_threads_start(number: int, tmp_path: Path, monke
     assert archive.open(tmp_path / "to")[2]["x"] == 2
 
 
+def test_a_handler_that_closes_the_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs when the threads have started. The descriptor is closed once: its number may be another file's then."""
+
+    def start(self: threading.Thread) -> None:
+        START(self)
+        if self.name == "pmstore-drain-1":
+            signal.raise_signal(signal.SIGTERM)
+
+    def close(number: int, frame: object) -> None:
+        store.close()
+        raise SystemExit(7)
+
+    store = pmstore.open(tmp_path / "store.pm")
+    store["x"] = 1
+    store.commit()
+    before = signal.signal(signal.SIGTERM, close)
+    monkeypatch.setattr(threading.Thread, "start", start)
+    try:
+        with pytest.raises(SystemExit, match="7") as found:
+            store.drain(tmp_path / "to")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert found.value.__context__ is None or not isinstance(found.value.__context__, OSError)
+    assert not drains()
+    assert archive.open(tmp_path / "to").latest == 1
+
+
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_thread_that_can_not_start(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def start(self: threading.Thread) -> None:

@@ -101,6 +101,29 @@ def test_I25_merges_that_an_earlier_release_shifted_are_read_and_mended(
     require_whole(place.objects, range(1, 10))
 
 
+def test_I26_a_tagged_version_that_an_older_writer_lists_again_has_its_parts(tmp_path: Path) -> None:
+    """The tag comes while the older writer removes the version. It lists the version again so late that a newer writer
+    has begun, and has swept the parts that no row named."""
+    objects: dict[str, bytes] = {}
+    hooks: dict[str, Callable[[], None]] = {}
+
+    def before(operation: str) -> None:
+        if (hook := hooks.pop(operation, None)) is not None:
+            hook()
+
+    with pmstore.open(tmp_path / "store.pm") as store, contextlib.ExitStack() as opened:
+        name = "create index/000000000004-000000000004-00000"
+        hooks[name + "1"] = lambda: Archive(Sources([Memory(objects)])).tag("best", 4)
+        hooks[name + "2"] = lambda: flush(store, opened.enter_context(stepping(store, Memory(objects))), 2) and None
+        older = opened.enter_context(stepping(store, Watched(objects, before), keep=2))
+        with pytest.raises(pmstore.ArchiveConflictError):
+            flush(store, older, 20)
+        assert not hooks
+        with stepping(store, Memory(objects)) as again:
+            flush(store, again, 2)
+    assert require_whole(objects, [4]).tags == {"best": 4}
+
+
 def taken_over(tmp_path: Path, first: int, second: int, keep: tuple[int | None, int | None]) -> int:
     """A newer writer begins before an operation of the older one, which waits until the newer one has done some, and
     then goes on. Returns the number of operations of the older writer. A third one begins at the end."""

@@ -119,3 +119,32 @@ def test_local_states_that_are_computed_again_have_the_same_bits(engine: Any, tm
     shutil.rmtree(tmp_path / "fit.pm.local")
     assert np.array_equal(np.array(algorithm.local_parts("sums")), parts)
     assert parts[0] == pytest.approx(weights.copy().sum(), rel=1e-3)
+
+
+def test_serial_does_not_copy_memory_maps(tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(60.0).reshape(20, 3))
+    mapped = np.load(tmp_path / "x.npy", mmap_mode="r")
+    seen = []
+
+    class Sum(pmstore.MapReduce):
+        max_iter = 1
+        shards = (pmstore.Shard(np.asarray, mapped),)
+
+        def fields(self) -> list[pmstore.Field]:
+            return [pmstore.Field("sum")]
+
+        def fingerprint(self) -> Mapping[str, Any]:
+            return {}
+
+        def start(self) -> None:
+            pass
+
+        def map(self, shard: Any, shared: Any, rng: Any) -> dict[str, Any]:
+            seen.append(np.shares_memory(shard, mapped))
+            return {"sum": shard.sum()}
+
+        def update(self, total: Any) -> None:
+            self.state.sum = total["sum"]
+
+    assert float(Sum().run(engine=Serial()).sum) == 1770.0
+    assert all(seen) and seen

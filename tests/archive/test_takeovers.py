@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,14 @@ def ended(drain: Any) -> None:
             drain.wait(1 << 40, timeout=0.01) if drain.progress().ended else threading.Event().wait(0.01)
 
 
+def versions(store: pmstore.Store, drain: Any, values: Iterable[Any]) -> None:
+    """Commit each value, and wait until its version is durable."""
+    for value in values:
+        store["x"] = value
+        store.commit()
+        drain.wait()
+
+
 def whole(place: Path) -> Archive:
     """The archive, each version of which can be read."""
     found = archive.open(place)
@@ -66,21 +74,16 @@ def whole(place: Path) -> Archive:
 def test_a_merge_that_goes_on_hides_no_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pmstore.open(tmp_path / "store.pm") as store:
         first = store.drain(tmp_path / "to")
-        for i in range(_FAN - 1):
-            store["i"] = i
-            store.commit()
-            first.wait()
+        versions(store, first, range(_FAN - 1))
         merge = Held(monkeypatch, "create", lambda name, data: name.startswith("index/000000000001-000000000032"))
-        store["i"] = _FAN
+        store["x"] = _FAN
         store.commit()
         first.capture()
         merge.wait()
         second = store.drain(tmp_path / "to")
         merge.release()
         for i in range(_FAN + 1, 2 * _FAN + 3):
-            store["i"] = i
-            store.commit()
-            second.wait()
+            versions(store, second, [i])
             assert archive.open(tmp_path / "to").latest == i
     assert whole(tmp_path / "to").versions() == list(range(1, 2 * _FAN + 3))
 
@@ -90,16 +93,13 @@ def test_a_flush_that_comes_late_is_not_called_durable(tmp_path: Path, monkeypat
     late = f"index/{_FAN:012d}-{_FAN:012d}-000000"
     with pmstore.open(tmp_path / "store.pm") as store:
         first = store.drain(tmp_path / "to")
-        for i in range(_FAN - 1):
-            store["i"] = i
-            store.commit()
-            first.wait()
+        versions(store, first, range(_FAN - 1))
         flush = Held(monkeypatch, "create", lambda name, data: name == late)
-        store["i"] = "late"
+        store["x"] = "late"
         store.commit()
         first.capture()
         flush.wait()
-        store["i"] = "newer"
+        store["x"] = "newer"
         store.commit()
         second = store.drain(tmp_path / "to")
         assert second.wait() == _FAN + 1
@@ -132,23 +132,15 @@ def test_a_removal_that_goes_on_deletes_no_part_of_a_listed_version(
 ) -> None:
     with pmstore.open(tmp_path / "store.pm") as store:
         with store.drain(tmp_path / "to") as drain:
-            for i in range(_FAN):
-                store["x"] = bytes([i]) * 5000
-                store.commit()
-                drain.wait()
+            versions(store, drain, (bytes([i]) * 5000 for i in range(_FAN)))
         removal = Held(monkeypatch, "create", lambda name, data: name.startswith("index/") and name.endswith("-000001"))
         first = store.drain(tmp_path / "to", keep=2)
-        store["x"] = b"33" * 2500
-        store.commit()
-        first.wait()
+        versions(store, first, [b"33" * 2500])
         removal.wait()
         second = store.drain(tmp_path / "to", keep=30)
         removal.release()
         ended(first)
-        for i in range(6):
-            store["x"] = bytes([40 + i]) * 5000
-            store.commit()
-            second.wait()
+        versions(store, second, (bytes([40 + i]) * 5000 for i in range(6)))
     assert whole(tmp_path / "to").latest == _FAN + 7
 
 

@@ -135,6 +135,9 @@ class FsspecPlace(Place):
             return int(known["size"])
 
     def list(self, folder: str) -> list[str]:
+        return list(self.sizes(folder))
+
+    def sizes(self, folder: str) -> dict[str, int]:
         path = self._path(folder) if folder else self._root
         with self._refusals(folder, "listed"):
             fs, _ = self._connect()
@@ -142,13 +145,13 @@ class FsspecPlace(Place):
             try:
                 entries = fs.ls(path, detail=True)
             except (FileNotFoundError, NotADirectoryError):
-                return []
-            found = []
+                return {}
+            found = {}
             for entry in entries:
                 within, _, name = entry["name"].rpartition("/")
                 if entry["type"] == "file" and within.strip("/") == path.strip("/") and NAME.fullmatch(name):
-                    found.append(name)
-            return sorted(found)
+                    found[name] = entry["size"]
+            return dict(sorted(found.items()))
 
     def delete(self, names: Iterable[str]) -> None:
         paths = [self._path(name) for name in names]

@@ -6,6 +6,7 @@ place: parts of letters, digits and ``._-``, separated by single ``/``. No part 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import functools
 import re
@@ -156,6 +157,14 @@ class Place(ABC):
 
         Neither temporary files nor folders are among them. A folder that does not exist is empty.
         """
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """The objects that `list` returns, with the number of bytes of each."""
+        found = {}
+        for name in self.list(folder):
+            with contextlib.suppress(MissingObjectError):  # deleted meanwhile
+                found[name] = self.size(f"{folder}/{name}" if folder else name)
+        return found
 
     @abstractmethod
     def delete(self, names: Iterable[str]) -> None:

@@ -112,6 +112,9 @@ class Retrying(Place):
     def list(self, folder: str) -> list[str]:
         return self._tried(lambda again: self.place.list(folder))
 
+    def sizes(self, folder: str) -> dict[str, int]:
+        return self._tried(lambda again: self.place.sizes(folder))
+
     def delete(self, names: Iterable[str]) -> None:
         names = tuple(names)
         self._tried(lambda again: self.place.delete(names))

@@ -15,7 +15,7 @@ import os
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from pmstore._errors import (
@@ -28,7 +28,7 @@ from pmstore._snapshot import Reader, newest
 from pmstore._store.held import tell_pid
 from pmstore.archive._capture import Seen, capture
 from pmstore.archive._codecs import Codecs
-from pmstore.archive._format import Row
+from pmstore.archive._format import Piece, Row
 from pmstore.archive._objects import Place
 from pmstore.archive._past import refuse_another_past
 from pmstore.archive._retention import Keep
@@ -39,6 +39,11 @@ from pmstore.archive._versions import Library
 from pmstore.archive._writing import Flush, Stored, Writing
 
 __all__ = ["Options", "Steps"]
+
+
+def _has(parts: Mapping[str, int], piece: Piece) -> bool:
+    """Whether a piece is within its part. parts: the number of bytes of each."""
+    return piece.at + piece.length <= parts.get(piece.part, 0)
 
 
 class Options(NamedTuple):
@@ -89,7 +94,7 @@ class Steps:
             return []
         try:
             entries = Library(Sources([target.place])).entries(target.index.chain(self.captured))
-            there = set(target.parts())
+            there = target.parts()
         except ArchiveError as error:
             warnings.warn(f"{target.place.url}: {error}; all contents are written anew", ArchiveWarning, stacklevel=2)
             return []
@@ -99,9 +104,9 @@ class Steps:
             for frame, chain in item.frames
             if not chain.delta and len(frame.runs) == 1
         ]
-        found = [one for one in frames if one[1][0].piece.part in there]
+        found = [one for one in frames if _has(there, one[1][0].piece)]
         if len(found) < len(frames):
-            text = f"{target.place.url}: parts of version {self.captured} are missing; their contents are written anew"
+            text = f"{target.place.url}: parts of version {self.captured} are lost or cut; contents are written anew"
             warnings.warn(text, ArchiveWarning, stacklevel=2)
         return found
 

@@ -133,6 +133,10 @@ def removals_of(sources: Sources) -> list[str]:
     return names
 
 
+def _parts_of(place: Place) -> dict[str, int]:
+    return {f"parts/{name}": size for name, size in place.sizes("parts").items()}
+
+
 def _put_removal(place: Place, removal: str) -> None:
     place.put(f"untagged/{removal}", wrapped(UNTAG, f"untagged/{removal}", None))
 
@@ -225,7 +229,7 @@ class Target:
             the other one puts a part, appends ▶ this one can't append, and deletes nothing
             this one lists the parts ▶ is it the newest writer? ▶ deletes parts of that list
         """
-        there = self.parts()
+        there = [f"parts/{name}" for name in self.place.list("parts")]
         named = {part for row in self.index.rows() for part in row.parts}
         own = f"parts/{self.writer}-"  # of a version whose row comes later
         gone = [name for name in there if is_part(name) and name not in named and not name.startswith(own)]
@@ -236,9 +240,9 @@ class Target:
             self._writer.require_newest()
             self.place.delete(gone)
 
-    def parts(self) -> list[str]:
-        """The parts that are in the place."""
-        return [f"parts/{name}" for name in self.place.list("parts")]
+    def parts(self) -> dict[str, int]:
+        """The parts that are in the place, with the number of bytes of each."""
+        return _parts_of(self.place)
 
     def copy(self, near: Index, source: Place) -> bool:
         """Copies versions that another place has. near: its index. False if there are none."""
@@ -246,7 +250,8 @@ class Target:
         self._refuse_other_past(near, rows)
         if self._parts is None:
             named = {part for row in self.index.rows() for part in row.parts}
-            self._parts = named.intersection(self.parts())  # one that was lost is copied again
+            wanted = _parts_of(source)  # one that was lost or cut is copied again
+            self._parts = {part for part, size in self.parts().items() if part in named and size >= wanted.get(part, 0)}
         for part in dict.fromkeys(part for row in rows for part in row.parts):
             if part not in self._parts:
                 try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,15 @@ def largest(place: Path) -> Path:
     return max((place / "parts").iterdir(), key=lambda one: one.stat().st_size)
 
 
-def test_a_base_does_not_refer_to_a_part_that_is_lost(tmp_path: Path) -> None:
+def cut(path: Path) -> None:
+    os.truncate(path, path.stat().st_size // 2)
+
+
+DAMAGED = pytest.mark.parametrize("damage", [Path.unlink, cut])
+
+
+@DAMAGED
+def test_a_base_does_not_refer_to_a_part_that_is_lost_or_cut(damage: Callable[[Path], None], tmp_path: Path) -> None:
     data = os.urandom(50_000)
     with pmstore.open(tmp_path / "store.pm") as store:
         for step in range(3):
@@ -26,8 +35,8 @@ def test_a_base_does_not_refer_to_a_part_that_is_lost(tmp_path: Path) -> None:
                 store["data" if step == 0 else "step"] = data if step == 0 else step
                 store.commit()
                 drain.wait()
-        largest(tmp_path / "to").unlink()
-        with pytest.warns(pmstore.ArchiveWarning, match="parts of version 3 are missing; their contents are"):
+        damage(largest(tmp_path / "to"))
+        with pytest.warns(pmstore.ArchiveWarning, match="parts of version 3 are lost or cut; contents are written"):
             drain = store.drain(tmp_path / "to")
         store["step"] = 10
         store.commit()
@@ -37,7 +46,8 @@ def test_a_base_does_not_refer_to_a_part_that_is_lost(tmp_path: Path) -> None:
     assert archive.open(tmp_path / "to").restore(tmp_path / "again.pm") == 4
 
 
-def test_a_part_that_another_place_has_lost_is_copied_again(tmp_path: Path) -> None:
+@DAMAGED
+def test_a_part_that_another_place_has_lost_is_copied_again(damage: Callable[[Path], None], tmp_path: Path) -> None:
     places = [tmp_path / "near", tmp_path / "far"]
     data = os.urandom(50_000)
     with pmstore.open(tmp_path / "store.pm") as store:
@@ -45,7 +55,7 @@ def test_a_part_that_another_place_has_lost_is_copied_again(tmp_path: Path) -> N
             store["data"] = data
             store.commit()
             drain.wait()
-        largest(places[1]).unlink()
+        damage(largest(places[1]))
         with store.drain(places) as drain:
             store["step"] = 1
             store.commit()

@@ -119,6 +119,8 @@ def test_lists(place: Place, another: Another) -> None:
         place.put(name, [name.encode()])
     assert place.list("index") == ["a", "b"] and place.list("index/c") == ["d"]
     assert place.list("") == ["index2", "top"]
+    assert place.sizes("index") == {name: place.size(f"index/{name}") for name in ("a", "b")}
+    assert place.sizes("") == {name: place.size(name) for name in ("index2", "top")} and place.sizes("none") == {}
     assert place.list("top") == [] == place.list("index/a")
     other = another()
     assert other.list("index") == ["a", "b"]

@@ -3,6 +3,8 @@ equivalent_reader.py and equivalent_space.py have those of csrc/media, csrc/read
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import NamedTuple
 
 
@@ -19,11 +21,12 @@ class Equivalent(NamedTuple):
     function: str = ""
 
 
-# Functions that no processor of ours chooses, by file. They are not drawn: test_versions.py compares them with those
+# Functions that this processor does not choose, by file. They are not drawn: test_versions.py compares them with those
 # that are chosen.
+_HAS_AVX512 = re.search(r"\bavx512f\b", Path("/proc/cpuinfo").read_text(encoding="utf-8")) is not None
 ELSEWHERE = {
-    "csrc/base/compare.c": r".*_portable|choose_versions",
-    "csrc/base/hash.c": r".*_portable|.*_avx2|choose_versions",
+    "csrc/base/compare.c": r"choose_versions|" + (r".*_portable" if _HAS_AVX512 else r".*_avx512"),
+    "csrc/base/hash.c": r"choose_versions|.*_portable|" + (r".*_avx2" if _HAS_AVX512 else r".*_avx512"),
     "csrc/codecs/lcdelta.c": r"numbers_of_halves|halves_of_numbers|float_of_half|half_of_float|choose_versions",
 }
 

@@ -365,11 +365,20 @@ def merged(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
     return {"names": names, "files": files}
 
 
+def unreached(old: dict[str, Any], new: dict[str, Any]) -> dict[str, Any]:
+    """The old table of the functions that no test of the new one reaches: those that only other processors choose."""
+    files = {}
+    for file, entry in old["files"].items():
+        now = new["files"].get(file, {"tests": {}})["tests"]
+        tests = {function: some for function, some in entry["tests"].items() if not now.get(function, some)}
+        files[file] = {"tests": tests, "never": {one: entry["never"].get(one, []) for one in tests}}
+    return {"names": old["names"], "files": files}
+
+
 def main() -> None:
     tests = sys.argv[1:]
-    found = table(*measure(tests))
-    if tests:
-        found = merged(json.loads(COVER.read_text(encoding="utf-8")), found)
+    old, new = json.loads(COVER.read_text(encoding="utf-8")), table(*measure(tests))
+    found = merged(old, new) if tests else merged(new, unreached(old, new))
     text = json.dumps(found, indent=0)
     text = re.sub(r"(?<=[\d\[,])\n(?=[\d\]])", "", text)  # numbers beside each other
     COVER.write_text(text + "\n", encoding="utf-8")

@@ -213,6 +213,21 @@ def test_new_tests_come_first_and_the_others_keep_their_numbers() -> None:
     }
 
 
+def test_functions_that_another_processor_chose_keep_their_tests() -> None:
+    old = {
+        "names": ["t.py::one", "t.py::two"],
+        "files": {"a.c": {"tests": {"wide": [1], "narrow": [], "gone": [0]}, "never": {"wide": ["line 1"]}}},
+    }
+    new = {
+        "names": ["t.py::one"],
+        "files": {"a.c": {"tests": {"wide": [], "narrow": [0]}, "never": {"wide": ["line 1", "line 2"]}}},
+    }
+    assert reach.merged(new, reach.unreached(old, new)) == {
+        "names": ["t.py::one", "t.py::two"],
+        "files": {"a.c": {"tests": {"wide": [1], "narrow": [0]}, "never": {"wide": ["line 1"]}}},
+    }
+
+
 @pytest.mark.long
 def test_what_noticed_a_mutant_of_a_function_is_tried_first_on_its_next_one() -> None:
     cover = Cover()

@@ -60,7 +60,8 @@ class Frozen(Wrapper):
 
     def partial_fit(self, X: Any, y: Any, classes: Any = None) -> Frozen:
         self.sum_ = getattr(self, "sum_", 0.0) + self.also[0](self.scaler.transform(X)).sum()
-        self.base.sort_indices()
+        if sparse.issparse(self.base):
+            self.base.sort_indices()
         return self
 
 
@@ -147,6 +148,34 @@ class Counter:
 
     def __call__(self, *_: Any) -> None:
         self.n += 1
+
+
+class Odd:
+    """No pickle of it can be made, not even one of its type."""
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return 5
+
+
+class Picky:
+    """Has a method that can't be read."""
+
+    @property
+    def fit(self) -> Any:
+        raise KeyError("fit")
+
+
+def test_a_parameter_whose_method_cannot_be_read_is_no_estimator() -> None:
+    model = Frozen(sparse.csr_matrix((1, 1)), StandardScaler().fit(X), [lambda x: x, Picky()])
+    assert learned(None, model).sum_ == pytest.approx(0, abs=1e-9)
+
+
+def test_an_estimator_with_contents_that_cannot_be_compared(path: Path) -> None:
+    base = StandardScaler().fit(X)
+    base.odd_ = Odd()
+    with warnings.catch_warnings(), pytest.raises(TypeError, match="changes the parameter 'base'"):
+        warnings.simplefilter("ignore")  # a fingerprint warns of it
+        learned(path, Frozen(base, StandardScaler().fit(X), [lambda x: x]))
 
 
 def reporting(inner: Any = None) -> Any:

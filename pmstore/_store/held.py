@@ -431,6 +431,8 @@ def sweep(
                 fd = os.open(leftover, access | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
                 try:
                     lock(fd)
-                    delete(leftover)
+                    # another sweep may have deleted it meanwhile, and a living process have made one of its name
+                    if os.path.samestat(os.stat(leftover, follow_symlinks=False), os.fstat(fd)):
+                        delete(leftover)
                 finally:
                     os.close(fd)

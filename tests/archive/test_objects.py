@@ -337,6 +337,28 @@ def test_files_of_living_writers_stay(tmp_path: Path) -> None:
     assert sorted(os.listdir(folder)) == [".other", "a", "b"]
 
 
+def test_a_shared_file_that_is_made_anew_during_a_sweep_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between its opening and its lock by one sweep, another one deletes it, and its writer makes it again."""
+    from pmstore.archive import _local
+
+    place, made, lock = LocalPlace(str(tmp_path)), list[Any](), _local.flock_now
+    place.prepare("parts")
+    place.open_shared("parts/a", "token").close()  # its writer has no lock yet
+
+    def late(fd: int) -> None:
+        monkeypatch.undo()
+        LocalPlace(str(tmp_path)).prepare("parts")
+        made.append(place.open_shared("parts/a", "token"))
+        lock(fd)
+
+    monkeypatch.setattr(_local, "flock_now", late)
+    LocalPlace(str(tmp_path)).prepare("parts")
+    with closing(made[0]) as file:
+        place.write_shared(file, "parts/a", 0, [b"bytes"])
+        place.publish(["parts/a"], "token")
+    assert place.get("parts/a") == b"bytes"
+
+
 def test_a_full_disk(small_disk: Callable[[str], Path]) -> None:
     place = LocalPlace(str(small_disk("1m")))
     place.put("a", [b"x" * 1000])

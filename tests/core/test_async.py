@@ -57,6 +57,18 @@ def wait_until_durable(store: pmstore.Store) -> None:
         os.sched_yield()
 
 
+def test_stats_count_the_bytes_of_the_committed_image_once_they_are_durable(tmp_path: Path) -> None:
+    with pmstore.open(tmp_path / "store.pm", durability="async", media="file") as store:
+        x = store.create_array("x", 20_000)
+        store.sync()
+        wait_until_durable(store)
+        before = store.stats()
+        x[[0, 5000, 9000]] = 1
+        store.commit()
+        store.sync()
+        assert 3 * PAGE <= store.stats().bytes_home - before.bytes_home < 16 * PAGE
+
+
 # ---- crashes
 
 

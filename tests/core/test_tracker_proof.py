@@ -15,6 +15,7 @@ EXPECTED = {
     "no scan": "pagemap",
     "no pagemap": "compare",
     "no userfaultfd": "pagemap",
+    "no populating": "uffd",
     "not asynchronous": "pagemap",
     "nothing written": "pagemap",
     "written for ever": "pagemap",

@@ -23,6 +23,7 @@ typedef enum {
     NO_SCAN,            /* as before Linux 6.7 */
     NO_PAGEMAP,
     NO_USERFAULTFD,
+    NO_POPULATING,      /* as before Linux 5.14, or in a sandbox */
     NOT_ASYNCHRONOUS,   /* as before Linux 6.7 */
     NOTHING_WRITTEN,    /* no page is ever told as written */
     WRITTEN_FOR_EVER,   /* pages are not protected again */
@@ -41,8 +42,8 @@ typedef enum {
 } lie;
 
 static const char *const lies[] = {
-    "honest", "no scan", "no pagemap", "no userfaultfd", "not asynchronous", "nothing written", "written for ever",
-    "all written", "not what it read", "not what it found", "not what it showed", "no filling",
+    "honest", "no scan", "no pagemap", "no userfaultfd", "no populating", "not asynchronous", "nothing written",
+    "written for ever", "all written", "not what it read", "not what it found", "not what it showed", "no filling",
     "others unnoticed", "still armed", "read is private", "nothing private", "only exclusive", "swapped is nothing"};
 
 static lie told;
@@ -123,6 +124,7 @@ static int my_madvise(void *at, size_t length, int how)
     enum { PAGE_OUT = 21, POPULATE_WRITE = 23 };
     /* Without swap space no page is swapped out, so that a drop stands for it. */
     if (how == PAGE_OUT && told == SWAPPED_IS_NOTHING) return madvise(at, length, MADV_DONTNEED);
+    if (how == POPULATE_WRITE && told == NO_POPULATING) return errno = EINVAL, -1;
     int result = madvise(at, length, how);
     if (how == POPULATE_WRITE && told == NOT_WHAT_IT_FOUND) protect_again(at);
     return result;

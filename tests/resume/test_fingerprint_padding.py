@@ -18,6 +18,7 @@ PADDED = {
     "swapped": np.dtype(np.longdouble).newbyteorder(),
     "swapped complex": np.dtype(np.clongdouble).newbyteorder(),
     "gaps": np.dtype([("n", "i1"), ("x", "f8")], align=True),
+    "complex": np.dtype([("n", "i1"), ("z", "c16"), ("g", np.clongdouble)], align=True),
     "nested": np.dtype([("a", np.dtype([("n", "i1"), ("x", "f8", (2,))], align=True), (3,)), ("g", np.longdouble)]),
 }
 

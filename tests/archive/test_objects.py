@@ -338,7 +338,7 @@ def test_files_of_living_writers_stay(tmp_path: Path) -> None:
 
 
 def test_a_shared_file_that_is_made_anew_during_a_sweep_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Between its opening and its lock by one sweep, another one deletes it, and its writer makes it again."""
+    """Another sweep deletes it between its opening and its lock by this one, and its writer makes it again."""
     from pmstore.archive import _local
 
     place, made, lock = LocalPlace(str(tmp_path)), list[Any](), _local.flock_now

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -31,7 +31,7 @@ from tests.support.places import offset_of
 
 SALT = 77
 PAGES = 24  # of the array of a forged store
-HEAD = struct.Struct("<IHHQQIIQQQI")
+HEAD, WHOLE_HEAD = struct.Struct("<IHHQQIIQQQI"), struct.Struct("<IHHQQIIQQQII")
 
 
 class Item(NamedTuple):
@@ -232,3 +232,14 @@ def slots(image: Image, records: list[Record]) -> bytes:
         _, slot = struct.unpack("<QQ", one.data)
         bits = bits & ~(1 << slot // 2) | slot % 2 << slot // 2
     return bits.to_bytes(128, "little")
+
+
+def items_of(file: bytes | bytearray, place: int, length: int) -> Iterator[tuple[int, int, int, bytes]]:
+    """The items of a body: kind, offset, length and the bytes that follow."""
+    end = place + length
+    while place < end:
+        offset, kind = struct.unpack_from("<QQ", file, place)
+        kind, size = kind >> 56, kind & ~(0xFF << 56)
+        place += 16 + (size if kind == RUN else 16)
+        yield kind, offset, size, bytes(file[place - (size if kind == RUN else 16) : place])
+    assert place == end

@@ -66,7 +66,7 @@ def opens(image: Image, error: str = "") -> None:
     ],
 )
 def test_the_newer_sound_copy_counts(image: Image, generations: tuple[int, int], broken: int | None, used: int) -> None:
-    """Whoever may write makes the other copy like it before anything else."""
+    """A writer makes the other copy like it before anything else."""
     for how in ("checksum", "magic"):
         for copy in (0, 1):
             fields = {GENERATION: generations[copy], HEADER["sequence"]: 10 * copy + 10}
@@ -87,7 +87,7 @@ def test_the_newer_sound_copy_counts(image: Image, generations: tuple[int, int],
 
 
 def test_equal_copies_are_left_alone(image: Image) -> None:
-    """Until there is a commit."""
+    """An opening without a commit does not write."""
     for mode, exclusive in WAYS:
         assert isinstance(opened(image, mode, exclusive), int)
         assert image.path.read_bytes() == image.bytes

@@ -1,0 +1,47 @@
+"""What records of the log refer to, on blocks that the disk can't read."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+import pmstore
+from tests.conftest import Medium
+from tests.core.test_unreadable import disk, in_child, refused  # noqa: F401
+from tests.support.bad_disk import BadDisk
+from tests.support.images import HEADER, PAGE, REGION
+from tests.support.logs import Forged, Record, extent, run
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+LIST = 40 * PAGE
+
+
+@pytest.mark.parametrize("what", ["a commit's list of changes", "contents", "the hashes of a new array"])
+def test_D6_what_a_new_record_refers_to_is_read_with_care(disk: BadDisk, what: str) -> None:  # noqa: F811
+    """A record that was acknowledged is not given up for a bad block. Of older ones only the list is needed."""
+    forged = Forged(Medium("file", disk.behind))
+    for older in (False, True):
+        forged.again()
+        records = [Record([extent(forged.image, forged.at + 8 * PAGE, b"x" * 2 * PAGE)], 0, overflow=LIST)]
+        if older:
+            records.append(Record([run(forged.at, b"y" * 64)], 1))
+        forged.save(records)
+        place = {"a": LIST, "c": forged.at + 9 * PAGE, "t": forged.at + 10 * PAGE}[what[0]]
+        bad = (REGION + place) // PAGE
+        disk.spoil("forged.pm", bad)
+
+        def use(adopted: bool = older and what[0] != "a", bad: int = bad) -> None:
+            def opened(mode: Any) -> pmstore.Store:
+                return pmstore.open(disk.mount / "forged.pm", mode, media="file", exclusive=True)
+
+            for mode in ("r", "r+"):
+                if adopted:
+                    with opened(mode) as store:
+                        assert store.sequence == forged.image.word(HEADER["sequence"]) + 2
+                else:
+                    assert f"offset {bad * PAGE} " in refused(partial(opened, mode), what)
+
+        in_child(use)

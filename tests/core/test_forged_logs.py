@@ -232,7 +232,7 @@ def test_pages_are_found_wherever_they_are(large: Image) -> None:
         records = [Record([run(page * PAGE, b"%d" % page * 1024)], number, True) for number, page in enumerate(pages)]
         write_log(large, records)
         large.save()
-        pmstore.open(large.path)._drop(discard=True)
+        pmstore.open(large.path, media="file")._drop(discard=True)
         assert large.path.read_bytes()[REGION : large.log_offset] == replayed(large, records, cut=True)
 
 
@@ -240,7 +240,7 @@ def test_a_log_of_many_records(large: Image) -> None:
     records = [Record([run((100 + number % 7) * PAGE, bytes([number]) * PAGE)], number) for number in range(256)]
     write_log(large, records)
     large.save()
-    with pmstore.open(large.path) as store:
+    with pmstore.open(large.path, media="file") as store:
         assert store.stats().records_replayed == 256
     assert large.path.read_bytes()[REGION : large.log_offset] == replayed(large, records, cut=True)
 
@@ -319,6 +319,7 @@ def test_items_in_the_region_are_verified(forged: Forged) -> None:
                 forged.opens_with(1)
                 image.bytes[2048:2064] = marker(image, image.word(HEADER["sequence"]) + 2)
                 forged.opens_with(LOST)
+            image = forged.again()  # without the marker
             forged.save([Record([run(at, b"x" * PAGE)], 0), Record(items, known, overflow=place), Record([], 2)])
             flip(image, REGION + place)
             forged.opens_with(LOST)

@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 import pmstore
-from pmstore._core import META_MAX, Core, Entry
+from pmstore._core import META_MAX, Core, Entry, ffi, lib
+from tests.conftest import Medium
 
 KEY_MAX = 768
 PAGE = 4096
@@ -232,3 +233,32 @@ def test_space_under_an_array_is_found_when_the_array_is_gone(open_store: Callab
             core.alloc(ONE_PAGE)
     del array
     core.alloc(ONE_PAGE)
+
+
+def test_each_call_that_changes_something_is_refused_in_a_store_for_reading(core: Core, medium: Medium) -> None:
+    """None of them gets as far as its arguments."""
+    path = medium.directory / "another.pm"
+    pmstore.open(path, media=medium.name).close()  # type: ignore[call-overload]
+    with pmstore.open(path, "r", exclusive=True) as store:
+        handle, out = store._catalog.core._store, ffi.new("uint64_t[8]")
+        at = ffi.cast("uint8_t *", out)
+        calls = [
+            lib.pm_commit(handle),
+            lib.pm_commit_only(handle, ffi.NULL, 0),
+            lib.pm_mark(handle, 0, 0),
+            lib.pm_mark_dirty(handle, at, 1, ffi.new("int *")),
+            lib.pm_violation(handle, ffi.NULL, 0, ffi.new("pm_broken *")),
+            lib.pm_rollback(handle),
+            lib.pm_checkpoint(handle),
+            lib.pm_renumber(handle, 1),
+            lib.pm_put(handle, b"k", 1, ffi.new("pm_entry *"), b"", ffi.NULL, 0, b"", 0),
+            lib.pm_delete(handle, b"k", 1, ffi.NULL, 0),
+            lib.pm_rename(handle, ffi.NULL, 0),
+            lib.pm_splice(handle, b"s", 1, 0, 0, ffi.NULL, 0),
+            lib.pm_alloc(handle, 1, out),
+            lib.pm_free(handle, 0, 1),
+            lib.pm_write(handle, 0, 0, at, 1),
+            lib.pm_fill(handle, 0, 1, at, 1),
+        ]
+        assert calls == [lib.PM_READ_ONLY] * len(calls)
+        assert store.check().ok

@@ -135,3 +135,21 @@ def test_I6_a_body_in_free_pages_is_written_once_with_the_bytes_that_are_hashed(
         assert overflows == 4
         with pmstore.open(path, "r+", media=medium.name, verify=True) as store:  # type: ignore[call-overload]
             assert np.array_equal(store["x"], expected)
+
+
+def test_ranges_that_touch_are_one_item(medium: Medium) -> None:
+    """Also over the end of a page. A range that does not begin where the one before it ends is another one."""
+    path = medium.directory / "store.pm"
+    with Recorder(path, medium.name, pace=0) as recorder:
+        store = pmstore.open(path)
+        array = store.create_array("x", (64, 512))
+        store.commit()
+        array[3, -8:] = array[4, :8] = 1
+        store.commit()
+        array[10, -8:] = array[12, :8] = 1
+        store.commit()
+        store._drop(discard=True)
+    unit = 64 if medium.name == "memory" else PAGE
+    sizes = [[size for _, _, size, _ in written.items] for written in commits(recorder.recording)]
+    table = 512 if medium.name == "file" else 64
+    assert sizes[1:] == [[2 * unit, table], [unit, unit, table]]

@@ -58,7 +58,6 @@ void pm_writer_free(pm_writer *writer)
     /* the disk fetches nothing from there any more */
     if (writer->stage) writer->media->operations->await_writes(writer->media);
     free(writer->stage);
-    writer->stage = NULL;
 }
 
 void pm_writer_begin(pm_writer *writer, uint64_t place, uint64_t capacity, uint64_t key, pm_body_how how)
@@ -218,11 +217,7 @@ uint64_t pm_writer_hash(const pm_writer *writer)
 pm_status pm_writer_finish(pm_writer *writer)
 {
     PM_TRY(writer->status);
-    PM_CHECK(!writer->overflow && !writer->counting);
-    if (pm_writer_length(writer) > writer->capacity) {
-        writer->overflow = true;
-        return PM_OK;
-    }
+    PM_CHECK(!writer->overflow && !writer->counting && pm_writer_length(writer) <= writer->capacity);
     writer->hash = pm_writer_hash(writer);
     return pm_media_write(writer->media, writer->place + writer->written, pm_writer_staged(writer, writer->written),
                           pm_writer_length(writer) - writer->written, PM_WRITE_STREAM);

@@ -431,7 +431,8 @@ def test_D6_a_header_of_a_record_that_is_none_ends_the_log(forged: Forged) -> No
         forged.again()
         forged.save([Record([run(at, b"x" * 64)], 0), Record([run(at, b"y" * 64)], 0, head=head)])
         forged.opens_with(2)
-    records = [Record([run(at, b"x" * 64)], 0), Record([run(at, b"z" * (PAGE - 80))], 0)]
+    empty, full = Record([], 0, head={"length": 64}), Record([run(at, b"z" * (PAGE - 80))], 0)
+    records = [Record([run(at, b"x" * 64)], 0), empty, full]
     forged.again()
     forged.save(records)
     forged.becomes(records)
@@ -461,3 +462,14 @@ def test_D6_a_record_anywhere_behind_the_end_may_tell_that_more_was_durable(forg
             forged.opens_with(found)
             flip(image, place + 143)  # its body is damaged, so that it proves nothing
             forged.opens_with(1)
+
+
+def test_D6_without_a_marker_a_torn_first_commit_is_none(forged: Forged) -> None:
+    """The store had no commit before it."""
+    forged.image.set_header(sequence=0)
+    ((place, _),) = forged.save([Record([run(forged.at, b"x" * 64)], 0)])
+    flip(forged.image, place + 100)
+    forged.rehash(forged.image.bytes[REGION:][forged.array])
+    forged.opens_with(0)
+    forged.image.bytes[2048:2064] = marker(forged.image, 1)
+    forged.opens_with("was durable, and can't be read")

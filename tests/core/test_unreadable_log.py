@@ -12,7 +12,7 @@ from tests.conftest import Medium
 from tests.core.test_unreadable import disk, in_child, refused  # noqa: F401
 from tests.support.bad_disk import BadDisk
 from tests.support.images import HEADER, PAGE, REGION
-from tests.support.logs import Forged, Record, extent, run
+from tests.support.logs import Forged, Record, extent, flip, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -45,3 +45,21 @@ def test_D6_what_a_new_record_refers_to_is_read_with_care(disk: BadDisk, what: s
                     assert f"offset {bad * PAGE} " in refused(partial(opened, mode), what)
 
         in_child(use)
+
+
+def test_D6_without_the_marker_a_torn_record_ends_the_log(disk: BadDisk) -> None:  # noqa: F811
+    """The marker is in the page of a header that can't be read, and says nothing of the first commit."""
+    forged = Forged(Medium("file", disk.behind))
+    forged.image.set_header(sequence=0)
+    ((place, _),) = forged.save([Record([run(forged.at, b"x" * 64)], 0)])
+    flip(forged.image, place + 100)
+    forged.rehash(forged.image.bytes[REGION:][forged.array])
+    forged.image.save()
+    disk.spoil("forged.pm", 0)
+
+    def use() -> None:
+        for mode in ("r", "r+"):
+            with pmstore.open(disk.mount / "forged.pm", mode, media="file", exclusive=True) as store:  # type: ignore
+                assert store.sequence == 0
+
+    in_child(use)

@@ -476,4 +476,16 @@ EQUIVALENT = [
         "Room is made a byte sooner.",
         "(64 + 1)",
     ),
+    Equivalent(
+        "csrc/log/log.c",
+        "pm_header copies[2] = {0};",
+        "A copy that can't be read is no valid one, in either way; one that can is copied over it.",
+        "(0 + 1)",
+    ),
+    Equivalent(
+        "csrc/log/log.c",
+        'if (pm_media_readable(media, 0, size, "the header") == PM_OK) return;',
+        "Each copy is asked by itself, with the same answer.",
+        "(void)0;",
+    ),
 ]

@@ -22,7 +22,8 @@ __all__ = ["Hdf5"]
 
 _INT64 = range(-(1 << 63), 1 << 63)
 _SCALARS = "biufc"
-_OF_SCALES = {"DIMENSION_LIST", "REFERENCE_LIST", "CLASS", "NAME"}  # and those of netCDF-4
+_OF_SCALES = {"CLASS", "NAME"}  # attributes of a dataset that is a scale of others, and
+_REFERENCES = {"DIMENSION_LIST", "REFERENCE_LIST"}  # those by which both refer to each other
 # Names of axes. HDF5's functions for them (`Dataset.dims` of h5py) take any attribute of this name for pointers to
 # text, which they follow and free. So it is read like other attributes, and a user's own attribute of this name is
 # written to ATTRIBUTES.
@@ -250,7 +251,8 @@ def _dataset(h5py: Any, path: str, member: Any, name: str, found: Found) -> None
         else:
             found.arrays.append(as_text(path, name, member.shape, lambda: member.asstr()[...]))
         return
-    dtype = _plain(h5py, member.dtype, name)
+    base, inner = member.dtype.subdtype or (member.dtype, ())  # each element may be an array
+    dtype = _plain(h5py, base, name)
     if not member.ndim and name in found.hints.values:
         value = member[()]
         if found.hints.is_value(name, value):
@@ -278,7 +280,7 @@ def _dataset(h5py: Any, path: str, member: Any, name: str, found: Found) -> None
                     member.read_direct(part, np.s_[at : at + len(part)])
                     yield part
 
-    found.arrays.append(Stored(name, member.shape, dtype, "C", pieces))
+    found.arrays.append(Stored(name, (*member.shape, *inner), dtype, "C", pieces))
 
 
 def _rows_of(member: Any) -> int:
@@ -315,12 +317,13 @@ def _plain(h5py: Any, dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
 
 def _attributes(h5py: Any, member: Any, name: str, found: Found) -> dict[str, Any]:
     """Those that HDF5 has no place for (see `_put_attributes`) are in `found` already."""
-    known, labels = dict(found.attributes.get(name, {})), []
+    known, labels, hinted = dict(found.attributes.get(name, {})), [], found.hints.attributes.get(name, {})
+    is_scale = _is_scale(h5py, member)
     for key in member.attrs:
         if isinstance(key, bytes):
             found.left_out.append((name, f"the name of the attribute {_shown(key)!r} of {name!r} is not in UTF-8"))
             continue
-        if (key in _OF_SCALES or key.startswith("_Netcdf4")) and key not in found.hints.attributes.get(name, {}):
+        if ((is_scale and key in _OF_SCALES) or key.startswith("_Netcdf4")) and key not in hinted:
             continue
         try:
             value = member.attrs[key]
@@ -329,6 +332,8 @@ def _attributes(h5py: Any, member: Any, name: str, found: Found) -> dict[str, An
             continue
         value = _attribute(h5py, value)
         if value is _LEFT_OUT:
+            if key in _REFERENCES and isinstance(member, h5py.Dataset):
+                continue
             found.left_out.append((name, f"the attribute {key!r} of {name!r} is a reference, or of another type"))
         elif key == _LABELS and isinstance(value, list) and len(value) == getattr(member, "ndim", None):
             labels = value
@@ -337,6 +342,15 @@ def _attributes(h5py: Any, member: Any, name: str, found: Found) -> dict[str, An
     if any(labels):
         known.setdefault("dims", labels)
     return known
+
+
+def _is_scale(h5py: Any, member: Any) -> bool:
+    """Whether a dataset is a scale, which has the coordinates along an axis of other datasets."""
+    try:
+        found = member.attrs["CLASS"] if isinstance(member, h5py.Dataset) and "CLASS" in member.attrs else b""
+    except (TypeError, ValueError):
+        return False
+    return isinstance(found, (bytes, str)) and found in (b"DIMENSION_SCALE", "DIMENSION_SCALE")
 
 
 _LEFT_OUT = object()

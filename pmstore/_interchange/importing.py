@@ -28,6 +28,7 @@ from pmstore._interchange.forms import Hints
 from pmstore._interchange.found import Found, Stored, damage, require
 from pmstore._interchange.source import Progress
 from pmstore._store.mapping import NameMapping
+from pmstore._store.opening import local_path
 from pmstore._values.array import Layout, layout
 from pmstore._values.dtypes import require_lengths
 from pmstore._values.values import encode
@@ -67,7 +68,7 @@ def load_into(
     Returns
     -------
     int
-        The number of names. A UserWarning tells of links, and of attributes, for which a store has no form.
+        The number of names. A UserWarning tells of links, and of attributes, for which a store has no form or no name.
 
     Raises
     ------
@@ -87,7 +88,7 @@ def load_into(
     """
     if not isinstance(mapping, NameMapping):
         raise TypeError(f"load_into() takes a Store or a Group, not {type(mapping).__name__}")
-    source = os.path.abspath(os.fspath(path))
+    source = os.path.abspath(local_path(path, "an import reads files that are here: copy it first"))
     read = format_of(source, format)
     catalog = mapping._catalog
     catalog.writable()
@@ -96,7 +97,7 @@ def load_into(
         with damage(source):
             require(isinstance(found.values, dict) and isinstance(found.attributes, dict), "its values are damaged")
         chosen = _Chosen(found, names)
-        for name, text in found.left_out:
+        for name, text in [*found.left_out, *chosen.without_names()]:
             if chosen.new_group(name) is not None:
                 warnings.warn(f"{source}: left out: {text}", UserWarning, stacklevel=2)
         with mapping._derived.lock, catalog.lock:
@@ -109,6 +110,7 @@ class _Chosen:
 
     def __init__(self, found: Found, names: Iterable[str] | Mapping[str, str] | None) -> None:
         there = [*(one.name for one in found.arrays), *found.values]
+        self._attributes = found.attributes
         if isinstance(names, str):
             names = [names]
         self._all = names is None
@@ -134,6 +136,13 @@ class _Chosen:
         if not name or ((new := self.new(name)) is None and self._keeps(name)):
             return name
         return new
+
+    def without_names(self) -> Iterator[tuple[str, str]]:
+        """Groups that have attributes, and no names that are imported: a store has no group without names."""
+        kept = {group for name in self.pairs for group in (name, *parents(name))}
+        for name, attributes in self._attributes.items():
+            if name and name not in kept and attributes:
+                yield name, f"the attributes of {name!r}, which has no arrays and no values"
 
     def _keeps(self, group: str) -> bool:
         return any(_is_in(old, group) and _is_in(new, group) for old, new in self._wanted.items())

@@ -104,7 +104,10 @@ class Zarr(Format):
             _require_inside(path, os.path.realpath(path))
             found = Found()
             root = zarr.open(path, mode="r")
-            require(not hasattr(root, "shape"), "it is an array, and no group of arrays")
+            text = f"it is an array, and no group of arrays: store[name] = zarr.open({path!r})[...] copies it"
+            require(not hasattr(root, "shape"), text)
+            # Consolidated metadata do not have what was added later.
+            root = zarr.open_group(path, mode="r", use_consolidated=False)
             about = dict(root.attrs)
             found.values, found.hints = about.pop(VALUES, {}), Hints.read(about.pop(HINTS, None))
             found.attributes = about.pop(ATTRIBUTES, {})

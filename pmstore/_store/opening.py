@@ -92,13 +92,11 @@ def path_of(path: Any) -> str:
     Raises TypeError if it is no path, ValueError if it is empty, contains a NUL or is another URL, IsADirectoryError if
     it can only be the path of a directory.
     """
-    try:
-        text = os.fsdecode(path)
-    except TypeError:
-        raise TypeError(f"path is a str, bytes or os.PathLike, not {type(path).__name__}") from None
-    if not text or "\0" in text:
-        raise ValueError(f"not a path: {text!r}")
-    text = os.path.expanduser(_without_scheme(text))
+    text = local_path(
+        path,
+        "a store is a file: keep its versions there, with store.drain({0!r}), and restore one with "
+        "pmstore.archive.restore",
+    )
     if os.path.basename(text) in ("", os.curdir):
         raise StoreIsADirectoryError(errno.EISDIR, f"a store is a file, and {text!r} is a directory's path", text)
     if os.pardir in text.split(os.sep):  # behind a symbolic link it is the parent of the link's target
@@ -106,16 +104,28 @@ def path_of(path: Any) -> str:
     return os.path.abspath(text)
 
 
-def _without_scheme(text: str) -> str:
+def local_path(path: Any, elsewhere: str) -> str:
+    """A path as str, with the home directory for ~, also of a file:// URL.
+
+    elsewhere: advice for the error of another URL, which is formatted with it. Raises TypeError if it is no path,
+    ValueError if it is empty, contains a NUL or is another URL.
+    """
+    try:
+        text = os.fsdecode(path)
+    except TypeError:
+        raise TypeError(f"path is a str, bytes or os.PathLike, not {type(path).__name__}") from None
+    if not text or "\0" in text:
+        raise ValueError(f"not a path: {text!r}")
+    return os.path.expanduser(_without_scheme(text, elsewhere))
+
+
+def _without_scheme(text: str, elsewhere: str) -> str:
     """The path of a file:// URL; any other path as it is."""
     scheme, found, rest = text.partition("://")
     if not found or not scheme.isalnum():
         return text
     if scheme != "file":
-        raise ValueError(
-            f"{text!r} is not on this machine, and a store is a file: keep its versions there, with "
-            f"store.drain({text!r}), and restore one with pmstore.archive.restore"
-        )
+        raise ValueError(f"{text!r} is not on this machine, and {elsewhere.format(text)}")
     host, slash, path = rest.partition("/")
     if host:
         raise ValueError(f"{text!r} is the file of another host, {host!r}")

@@ -9,6 +9,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,10 @@ from pmstore._interchange import command
 from tests.store.test_attributes import seen
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Zarr V3.*", "ignore:.*does not have a Zarr.*")
+
+
+def zarr() -> Any:
+    return pytest.importorskip("zarr", "3")
 
 
 def h5py() -> Any:
@@ -73,6 +78,75 @@ def test_a_file_of_h5py(store: pmstore.Store, tmp_path: Path) -> None:
     )
     assert store["number"].shape == () and store["number"] == 2.5 and store["enum"].dtype == "i1"
     assert store["flags"].dtype == bool and store["lazy"][999] == 7 and store["nothing"].shape == (0, 3)
+
+
+def test_attributes_that_scales_have_too(store: pmstore.Store, tmp_path: Path) -> None:
+    """Those of a scale, by which HDF5 finds it, are left out, and those of a program with the same names stay."""
+    library = h5py()
+    with library.File(tmp_path / "x.h5", "w") as file:
+        file["x"], file["time"] = np.zeros((2, 3)), np.arange(2)
+        file["time"].make_scale("the time")
+        file["x"].dims[0].attach_scale(file["time"])
+        file["x"].attrs.update({"NAME": "detector", "CLASS": np.arange(3), "REFERENCE_LIST": 5})
+        file.attrs["CLASS"] = "run"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert pmstore.load_into(store, tmp_path / "x.h5") == 2
+    assert not store.attrs("time") and store.attrs()["CLASS"] == "run"
+    about = store.attrs("x")
+    assert about["NAME"] == "detector" and about["CLASS"].tolist() == [0, 1, 2] and about["REFERENCE_LIST"] == 5
+    assert set(about) == {"NAME", "CLASS", "REFERENCE_LIST"}
+
+
+def test_elements_that_are_arrays(store: pmstore.Store, tmp_path: Path) -> None:
+    elements = np.dtype(("i4", (2, 3)))
+    with h5py().File(tmp_path / "x.h5", "w") as file:
+        file.create_dataset("x", (4,), elements)[...] = np.arange(24).reshape(4, 2, 3)
+        file.create_dataset("one", (), elements)[()] = np.arange(6).reshape(2, 3)
+    assert pmstore.load_into(store, tmp_path / "x.h5") == 2
+    assert np.array_equal(store["x"], np.arange(24).reshape(4, 2, 3)) and store["x"].dtype == "i4"
+    assert np.array_equal(store["one"], np.arange(6).reshape(2, 3))
+
+
+@pytest.mark.parametrize("format", ["h5", "zarr"])
+def test_attributes_of_groups_without_names(format: str, store: pmstore.Store, tmp_path: Path) -> None:
+    path = tmp_path / f"x.{format}"
+    file: Any = h5py().File(path, "w") if format == "h5" else zarr().open_group(path, mode="w")
+    file.create_group("run").create_group("params").attrs["rate"] = 0.1
+    file["run"].attrs["kept"] = 1
+    file.create_group("nothing")
+    if format == "h5":
+        file["run/x"] = np.arange(3)
+        file.close()
+    else:
+        file["run"].create_array("x", data=np.arange(3))
+    with pytest.warns(UserWarning, match="left out: the attributes of 'run/params', which has no arrays") as told:
+        assert pmstore.load_into(store, path) == 1
+    assert len(told) == 1 and dict(store.attrs("run")) == {"kept": 1}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pmstore.load_into(store, path, names={"run/x": "y"})
+
+
+def test_consolidated_metadata_that_are_out_of_date(store: pmstore.Store, tmp_path: Path) -> None:
+    library, path = zarr(), tmp_path / "x.zarr"
+    root = library.open_group(path, mode="w", zarr_format=2)
+    root.create_array("x", data=np.arange(3))
+    library.consolidate_metadata(path)
+    root.create_array("later", data=np.arange(4))
+    library.open_array(path / "x", mode="r+").append(np.arange(2))
+    assert pmstore.load_into(store, path) == 2
+    assert store["x"].tolist() == [0, 1, 2, 0, 1] and store["later"].tolist() == [0, 1, 2, 3]
+
+
+def test_a_zarr_of_one_array(store: pmstore.Store, tmp_path: Path) -> None:
+    zarr().create_array(tmp_path / "x.zarr", data=np.arange(3))
+    refused(
+        store,
+        tmp_path / "x.zarr",
+        pmstore.InterchangeError,
+        r"no group of arrays: store\[name\] = zarr.open\(.*x.zarr'\)",
+    )
 
 
 def test_claims_without_contents(store: pmstore.Store, tmp_path: Path) -> None:

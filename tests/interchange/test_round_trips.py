@@ -328,3 +328,16 @@ def test_a_time_zone_that_the_machine_lacks(
     with pytest.raises(pmstore.DecodeError, match="'a', attribute 'when': the time zone .* install the package tzdata"):
         pmstore.load_into(store, tmp_path / "x", form)
     assert not len(store)
+
+
+def test_paths_of_other_files(store: pmstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    store["x"] = np.arange(3)
+    pmstore.export(store, "~/x.npz")
+    assert pmstore.load_into(store.group("a"), "~/x.npz") == 1
+    assert pmstore.load_into(store.group("b"), f"file://{tmp_path}/x.npz") == 1
+    for call in (pmstore.export, pmstore.load_into):
+        with pytest.raises(ValueError, match="'s3://bucket/x.npz' is not on this machine, and an .*: copy it"):
+            call(store, "s3://bucket/x.npz")
+        with pytest.raises(TypeError, match="path is a str, bytes or os.PathLike, not Store"):
+            call(store, store)  # type: ignore[arg-type]

@@ -304,7 +304,10 @@ class _Work:
                 found.setdefault(version, []).append(f"parts/{name}")
         for version, names in found.items():
             if version not in there:
-                self._place.delete(names)
+                try:  # a list that lacks it may be an old one, or that of a target that is not there at the moment
+                    self._place.size(manifest_name(version))
+                except MissingObjectError:
+                    self._place.delete(names)
             elif len({name.split("-")[1] for name in names}) > 1:  # of two groups: one was to replace it
                 with contextlib.suppress(ArchiveDamagedError, MissingObjectError):
                     manifest = decode(self._place.get(manifest_name(version)), version, self._place.url)

@@ -107,6 +107,17 @@ def dies(self: Any, *arguments: Any) -> Any:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def test_a_list_without_manifests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some targets answer with an old list, or with none. It makes no version a leftover of a dead group."""
+    aggregate(tmp_path, 1, {"w": b"first"})
+    module._swept.clear()
+    real = LocalPlace.list
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalPlace, "list", lambda self, folder: [] if folder == "manifests" else real(self, folder))
+        aggregate(tmp_path, 2, {"w": b"second"})
+    assert [open_aggregate(tmp_path, version).read(0, "w") for version in (1, 2)] == [b"first", b"second"]
+
+
 @pytest.mark.parametrize("name", ["_create", "_retire"])
 def test_a_replacement_that_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     """The parts that the manifest names stay, and those of other groups go."""

@@ -244,4 +244,10 @@ OF_SPACE = [
         "Nothing reads the level of a map or of a list of maps.",
         "(0 + 1)",
     ),
+    Equivalent(
+        "csrc/space/catalog.c",
+        "uint64_t number, now, before = 0, least = how->from + (uint64_t)how->by;",
+        "It is compared only after it was set.",
+        "(0 + 1)",
+    ),
 ]

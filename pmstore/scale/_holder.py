@@ -144,16 +144,17 @@ def contents_of(data: Any) -> str:
     Raises TypeError for other types, which may have more in them than a hash covers, such as masks and names of
     columns.
     """
-    _check_kind(data)
+    check_kind(data)
     if isinstance(data, np.ndarray) and not data.dtype.hasobject:
         return f"{data.dtype} {list(data.shape)} {hash_array(data)}"
     return hash_array(np.frombuffer(json.dumps(describe(data), sort_keys=True).encode(), np.uint8))
 
 
-def _check_kind(data: Any) -> None:
+def check_kind(data: Any) -> None:
+    """Raise TypeError for a loader's result with more in it than arrays and plain values, such as a mask."""
     if isinstance(data, Mapping | list | tuple):
         for value in data.values() if isinstance(data, Mapping) else data:
-            _check_kind(value)
+            check_kind(value)
         return
     array = isinstance(data, np.ndarray) and not isinstance(data, np.ma.MaskedArray)
     if array and not has_plain_elements(data):

@@ -10,6 +10,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
+from pmstore.scale._holder import check_kind
 from pmstore.scale._shards import Shard, shards_of, with_columns
 
 Array = npt.NDArray[Any]
@@ -74,7 +75,7 @@ def lazily(data: Any, function: Callable[[Array], Array], columns: Sequence[str]
 
 def blocks_of(data: Any, columns: Sequence[str] | None = None) -> Iterator[Array]:
     """The blocks of rows of data in shards, one after the other, but for those without rows. columns: see `lazily`."""
-    return (block for block in (np.asarray(shard()) for shard in _shards_of(data, columns)) if len(block))
+    return (block for block in (_rows_of(shard()) for shard in _shards_of(data, columns)) if len(block))
 
 
 def _shards_of(data: Any, columns: Sequence[str] | None) -> Sequence[Shard]:
@@ -84,10 +85,15 @@ def _shards_of(data: Any, columns: Sequence[str] | None) -> Sequence[Shard]:
 
 def of_block(block: Any, function: Callable[[Array], Array]) -> Array:
     """The result for a block, also for one without rows, which scikit-learn refuses."""
-    block = np.asarray(block)
+    block = _rows_of(block)
     if len(block) or block.ndim != 2:
         return function(block)
     return function(np.ones((1, block.shape[1]), block.dtype))[:0]
+
+
+def _rows_of(block: Any) -> Array:
+    check_kind(block)
+    return np.asarray(block)
 
 
 def _is_part(data: Any) -> bool:

@@ -268,7 +268,13 @@ def _row_group(path: str, group: int, columns: list[str]) -> Any:
     import pyarrow.parquet
 
     table = pyarrow.parquet.ParquetFile(path).read_row_group(group, columns)
-    return np.column_stack([table.column(name).to_numpy() for name in columns])
+    return np.column_stack([_decoded(table.column(name)).to_numpy() for name in columns])
+
+
+def _decoded(column: Any) -> Any:
+    """A column without a dictionary. A null has no place in one, and its number would be that of a value."""
+    has_dictionary = hasattr(column.type, "value_type") and hasattr(column.type, "index_type")
+    return column.cast(column.type.value_type) if has_dictionary else column
 
 
 def _part(array: Any, begin: int, end: int) -> Any:
@@ -276,7 +282,7 @@ def _part(array: Any, begin: int, end: int) -> Any:
 
 
 def _computed(block: Any) -> Any:
-    return np.asarray(block.compute(scheduler="synchronous"))
+    return _array(block.compute(scheduler="synchronous"))
 
 
 def _fetched(block: Any) -> Any:
@@ -287,7 +293,12 @@ def _fetched(block: Any) -> Any:
         client = get_client()
     except (ImportError, ValueError) as error:
         raise RuntimeError("the dask array was persisted on a cluster: pass its client, engine=client") from error
-    return np.asarray(client.compute(block).result())
+    return _array(client.compute(block).result())
+
+
+def _array(block: Any) -> Any:
+    """An array. One with a mask keeps it, so that it is refused, and not taken for its data."""
+    return block if isinstance(block, np.ma.MaskedArray) else np.asarray(block)
 
 
 def _short(value: Any) -> str:

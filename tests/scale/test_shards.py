@@ -228,3 +228,28 @@ def test_a_parquet_file_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_data_that_make_no_shards(data: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="make shards|shards are made|is no .npy or .parquet"):
         shards_of(data)
+
+
+def test_I34_a_mask_is_refused_and_not_dropped() -> None:
+    masked = np.ma.masked_less(np.random.default_rng(0).normal(size=(40, 2)), 0)
+    model = KMeans(2, random_state=0, engine=Serial()).fit([masked.data[:20], masked.data[20:]])
+    shard = Shard(lambda: masked)
+    for call in (model.score, lambda data: list(model.predict(data))):
+        with pytest.raises(TypeError, match="MaskedArray is none of them"):
+            call([shard])
+    dask = pytest.importorskip("dask.array")
+    chunks = dask.ma.masked_less(dask.from_array(masked.data, chunks=(20, 2)), 0)
+    with pytest.raises(pmstore.ShardError, match="(?s)MaskedArray is none of them"):
+        KMeans(2, random_state=0, engine=Serial()).fit(chunks)
+    with pytest.raises(TypeError, match="MaskedArray is none of them"):
+        model.predict(chunks).compute(scheduler="synchronous")
+
+
+def test_nulls_of_a_parquet_column_with_a_dictionary(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    pytest.importorskip("pyarrow.parquet").write_table(
+        pyarrow.table({"word": pyarrow.array(["a", None, "b"]).dictionary_encode(), "n": [1.0, 2.0, 3.0]}),
+        tmp_path / "x.parquet",
+    )
+    (shard,) = shards_of([tmp_path / "x.parquet"])
+    assert shard().tolist() == [["a", 1.0], [None, 2.0], ["b", 3.0]]

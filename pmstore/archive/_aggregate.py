@@ -96,8 +96,8 @@ def aggregate(
     sequence : int
         The number of the version, for example that of the store at its last commit.
     shards : mapping of str to array or bytes
-        The values of this process. Arrays have any shape, and any dtype but object. Names may be the same in several
-        processes.
+        The values of this process. Arrays have any shape, any dtype but object, and no mask. Names may be the same in
+        several processes.
     group : LocalGroup or mpi4py communicator, optional
         The processes; None: this one alone.
     rows : collection of str
@@ -109,7 +109,8 @@ def aggregate(
         The number of versions that stay; older ones are deleted when this one is durable. By default, all stay.
     replace : bool, default=False
         Replace the version if it exists already, as when a run that went back to an older version comes to this one
-        again.
+        again. Versions above it stay, and are still newer for `open_aggregate` and `latest_common`: a run that is to
+        go on from its own newest version after a crash gets another url when it goes back.
     patience : float, default=60.0
         The seconds for which transient failures of a target that is no folder are tried again.
     storage_options : mapping, optional
@@ -489,6 +490,8 @@ def _described(name: Any, value: Any, rows: bool) -> tuple[str, tuple[Any, ...],
         return name, (None, (data.nbytes,), "C", False), data.cast("B") if data.nbytes else memoryview(b"")
     if not isinstance(value, np.ndarray | np.generic):
         raise TypeError(f"the shard {name!r} is an array or bytes, not {type(value).__name__}")
+    if isinstance(value, np.ma.MaskedArray):
+        raise TypeError(f"the shard {name!r} is a masked array: give its data and its mask, each under a name")
     array = np.asarray(value)
     try:
         dtype = storable_dtype(array.dtype)

@@ -423,6 +423,7 @@ def test_hostile_manifests(tmp_path: Path) -> None:
         ({"sequence": 1.0}, TypeError, "sequence is an int"),
         ({"shards": {"a": [1, 2]}}, TypeError, "'a' is an array or bytes, not list"),
         ({"shards": {"a": np.array([None])}}, TypeError, "'a': dtype object"),
+        ({"shards": {"a": np.ma.masked_less([1, 2], 2)}}, TypeError, "'a' is a masked array"),
         ({"shards": {1: b""}}, TypeError, "is a str, not int"),
         ({"shards": {"\ud800": b""}}, ValueError, "surrogates"),
         ({"shards": {"a": memoryview(b"1234")[::2]}}, TypeError, "not contiguous"),

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pmstore._catalog.kinds import ARRAY
+from pmstore._catalog.kinds import ARRAY, LIST
 from pmstore._catalog.lost_updates import Moved
 from pmstore._catalog.names import NAME_PREFIX, key_of
 from pmstore._catalog.rows import fitting, given_array
@@ -232,7 +232,8 @@ def _found(catalog: Catalog, name: str, what: str) -> tuple[bytes, Entry, Layout
     if entry is None:
         raise catalog.unknown(name)
     if entry.kind != ARRAY:
-        hint = f'; store["{name}"].append() appends to a list' if what == "append" else ""
+        is_list = what == "append" and entry.kind == LIST
+        hint = f'; store["{name}"].append() appends to a list' if is_list else ""
         raise TypeError(f"{what}() is for arrays, and {name!r} is {catalog._what(key, entry)}{hint}")
     known = catalog.grown.layouts.get(entry.offset)
     if known is not None and known.meta == entry.meta and known.length == entry.length:

@@ -107,12 +107,16 @@ def import_(chosen: argparse.Namespace, failure: Failure) -> int:
 
 @contextlib.contextmanager
 def _left_out() -> Iterator[list[str]]:
-    """The texts of the warnings of the block."""
+    """The texts of the block's warnings of what is left out. Others, such as a library's own, are passed on."""
     told: list[str] = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         yield told
-    told += [str(one.message).partition("left out: ")[2] or str(one.message) for one in caught]
+    for one in caught:
+        if text := str(one.message).partition("left out: ")[2]:
+            told.append(text)
+        else:
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
 
 
 def _tell(chosen: argparse.Namespace, left_out: list[str]) -> None:

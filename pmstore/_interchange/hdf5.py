@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pmstore._errors import InterchangeError
 from pmstore._interchange.forms import ATTRIBUTES, HINTS, VALUES, Hints, in_json, json_of
 from pmstore._interchange.found import Found, Stored, Unsupported, damage, require
 from pmstore._interchange.source import PIECE, Described, Format, Source, rows_per_piece
@@ -72,7 +73,11 @@ class Hdf5(Format):
         h5py = _h5py()
         with contextlib.ExitStack() as stack:
             with damage(path):
-                file = stack.enter_context(h5py.File(path, "r", locking=False))
+                try:
+                    file = stack.enter_context(h5py.File(path, "r", locking="best-effort"))
+                except BlockingIOError:
+                    text = "another process has it open for writing: import it when that has closed it, or a copy"
+                    raise InterchangeError(f"{path!r} can't be read: {text}") from None
                 found = Found()
                 documents = {name: _document(h5py, file, name) for name in (VALUES, ATTRIBUTES, HINTS)}
                 found.values, found.attributes = documents[VALUES], documents[ATTRIBUTES]
@@ -301,7 +306,7 @@ def _longest(member: Any) -> int:
 def _elements(piece: np.ndarray[Any, Any], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
     if dtype.kind == "U" and piece.dtype.kind == "S":
         return np.char.decode(piece, "utf-8").astype(dtype)
-    return np.ascontiguousarray(piece).view(dtype) if piece.dtype.kind in "mM" else np.ascontiguousarray(piece, dtype)
+    return np.ascontiguousarray(piece, dtype)  # elements without axes come in the machine's byte order
 
 
 def _plain(h5py: Any, dtype: np.dtype[Any], name: str) -> np.dtype[Any]:

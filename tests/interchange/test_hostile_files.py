@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import warnings
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 import pmstore
 from pmstore import _cli
+from pmstore._interchange import command
 from tests.interchange.test_import import h5py, refused
 from tests.interchange.test_round_trips import described
 
@@ -304,6 +306,32 @@ def test_text_that_another_program_made_longer(store: pmstore.Store, tmp_path: P
     with pmstore.open(tmp_path / "new.pm") as new:
         pmstore.load_into(new, tmp_path / "x.h5")
         assert new["text"].tolist() == np.full(shape, "changed!").tolist() and new["text"].dtype == "U8"
+
+
+def test_a_file_that_is_being_written(store: pmstore.Store, tmp_path: Path) -> None:
+    library = h5py()
+    with library.File(tmp_path / "x.h5", "w", locking=True) as file:
+        file["x"] = 1
+        file.flush()
+        program = "import pmstore, sys; pmstore.load_into(pmstore.open(':memory:'), sys.argv[1])"
+        done = subprocess.run([sys.executable, "-c", program, tmp_path / "x.h5"], capture_output=True, text=True)
+        assert "InterchangeError" in done.stderr and "another process has it open for writing" in done.stderr
+    assert pmstore.load_into(store, tmp_path / "x.h5") == 1
+
+
+def test_a_warning_of_a_library_is_nothing_that_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def imports(*arguments: Any, **options: Any) -> int:
+        warnings.warn("x.npz: left out: 'y' is a link", UserWarning, stacklevel=2)
+        warnings.warn("a word of the library", UserWarning, stacklevel=2)
+        return 1
+
+    np.savez(tmp_path / "x.npz", x=np.arange(3))
+    monkeypatch.setattr(command, "load_into", imports)
+    with pytest.warns(UserWarning, match="a word of the library") as told:
+        assert _cli.main(["import", "--json", str(tmp_path / "x.npz"), str(tmp_path / "to.pm")]) == 0
+    assert len(told) == 1 and json.loads(capsys.readouterr().out)["left_out"] == ["'y' is a link"]
 
 
 def test_a_derived_array_that_nobody_declares_is_left_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -341,3 +341,13 @@ def test_paths_of_other_files(store: pmstore.Store, tmp_path: Path, monkeypatch:
             call(store, "s3://bucket/x.npz")
         with pytest.raises(TypeError, match="path is a str, bytes or os.PathLike, not Store"):
             call(store, store)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", [">M8[Y]", ">m8[s]", ">f8", "<M8[ns]"])
+@pytest.mark.parametrize("shape", [(), (3,)])
+def test_other_byte_orders(shape: tuple[int, ...], dtype: str, store: pmstore.Store, tmp_path: Path) -> None:
+    pytest.importorskip("h5py", "3.10")
+    store["x"] = np.full(shape, 50, "i8").astype(dtype)
+    pmstore.export(store, tmp_path / "x.h5")
+    pmstore.load_into(store.group("again"), tmp_path / "x.h5")
+    assert store["again/x"].dtype == np.dtype(dtype) and np.array_equal(store["again/x"], store["x"])

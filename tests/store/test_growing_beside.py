@@ -56,6 +56,15 @@ def test_assignment(store: pmstore.Store) -> None:
     assert np.array_equal(store.append("big", rows(10_001, 1)), rows(0, 10_002)) and store.check().ok
 
 
+def test_append_to_what_is_no_array(store: pmstore.Store) -> None:
+    store.create_list("list")
+    store["text"] = "text"
+    for name, hint in (("list", '; store["list"].append() appends to a list'), ("text", "")):
+        with pytest.raises(TypeError, match=f"append.. is for arrays, and '{name}' is ") as caught:
+            store.append(name, 1)
+        assert str(caught.value).endswith(hint) and ("appends" in str(caught.value)) == bool(hint)
+
+
 def test_rename_copy_pop_and_delete(store: pmstore.Store) -> None:
     made(store, 3)
     x = store.append("x", rows(3, 1))

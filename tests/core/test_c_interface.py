@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import pmstore
@@ -262,3 +267,62 @@ def test_each_call_that_changes_something_is_refused_in_a_store_for_reading(core
         ]
         assert calls == [lib.PM_READ_ONLY] * len(calls)
         assert store.check().ok
+
+
+def flipped(store: pmstore.Store) -> np.ndarray[Any, Any]:
+    """An array of which the last commit has made the second slot current."""
+    x = store.create_array("x", 140_000)
+    for value in range(1, 5):
+        direct = store.stats().bytes_direct
+        x[:] = value
+        store.commit()
+    assert store.stats().bytes_direct > direct
+    return x
+
+
+def test_commits_go_on_from_a_new_number(medium: Medium, open_store: Callable[..., pmstore.Store]) -> None:
+    """Slots that an old number made current are durable now, and the header says that no record follows."""
+    store = open_store()
+    x = flipped(store)
+    core = store._catalog.core
+    before = store.stats().checkpoints
+    core.renumber(1)
+    assert core.sequence == 1
+    for value in range(5, 8):
+        x[:] = value
+        store.commit()
+    assert core.sequence == 4 and store.stats().checkpoints >= before + 2
+    core.renumber(70)
+    del x
+    store._drop(discard=True)
+    store = open_store(mode="r+", verify=True)
+    assert store.sequence == 70 and (store["x"] == 7).all() and store.check().ok
+
+
+@pytest.mark.parametrize("error", [errno.EIO, errno.ENOSPC], ids=["EIO", "ENOSPC"])
+def test_a_number_that_is_not_durable_is_not_taken(directory: Path, error: int) -> None:
+    kinds = lib.PM_OPERATION_WRITE | (lib.PM_OPERATION_SYNC if error == errno.EIO else 0)
+    for number in itertools.count(1):
+        store = pmstore.open(directory / f"{number}.pm", media="trace:file")
+        flipped(store)
+        core = store._catalog.core
+        before = core.sequence
+        core.trace.fail(kinds, number, error)
+        try:
+            core.renumber(70)
+            assert core.sequence == 70
+        except pmstore.Error:
+            assert core.sequence == before
+        failures = core.trace.operations()[1]
+        assert failures or core.sequence == 70
+        core.trace.fail(0, 0, 0)
+        if error == errno.ENOSPC:
+            store["x"][:] = 9
+            store.commit()
+            assert core.sequence in (before + 1, 71)
+        store._drop(discard=True)
+        with pmstore.open(directory / f"{number}.pm", "r", verify=True) as again:
+            assert again.sequence in (before, before + 1, 70, 71)
+        if not failures:
+            break
+    assert number > 1

@@ -19,10 +19,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from pmstore._resume.blas import limited_blas
-from pmstore._resume.fingerprint import describe, describe_environment, has_plain_elements, hash_array, is_plain
+from pmstore._resume.fingerprint import describe, describe_environment, hash_array
 from pmstore.scale._local import Disk
 from pmstore.scale._messages import Array, Failure, Reply, Result, Tag, digest_of
-from pmstore.scale._shards import Shard
+from pmstore.scale._shards import Shard, check_kind
 
 
 class Function(Protocol):
@@ -148,25 +148,6 @@ def contents_of(data: Any) -> str:
     if isinstance(data, np.ndarray) and not data.dtype.hasobject:
         return f"{data.dtype} {list(data.shape)} {hash_array(data)}"
     return hash_array(np.frombuffer(json.dumps(describe(data), sort_keys=True).encode(), np.uint8))
-
-
-def check_kind(data: Any) -> None:
-    """Raise TypeError for a loader's result with more in it than arrays and plain values, such as a mask."""
-    if isinstance(data, Mapping | list | tuple):
-        for value in data.values() if isinstance(data, Mapping) else data:
-            check_kind(value)
-        return
-    array = isinstance(data, np.ndarray) and not isinstance(data, np.ma.MaskedArray)
-    if array and not has_plain_elements(data):
-        raise TypeError(
-            f"a shard has an array of {data.dtype} whose objects are more than plain values: let the loader return "
-            "arrays of numbers or text"
-        )
-    if not (is_plain(data) or array or hasattr(data, "tocsr")):
-        raise TypeError(
-            f"a shard is an array, or a tuple, list or dict of arrays and plain values; {type(data).__module__}."
-            f"{type(data).__qualname__} is none of them: let the loader return its arrays"
-        )
 
 
 def read_only(data: Any) -> Any:

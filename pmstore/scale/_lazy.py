@@ -10,8 +10,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from pmstore.scale._holder import check_kind
-from pmstore.scale._shards import Shard, shards_of, with_columns
+from pmstore.scale._shards import Shard, check_kind, shards_of, with_columns
 
 Array = npt.NDArray[Any]
 

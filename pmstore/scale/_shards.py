@@ -5,11 +5,13 @@ from __future__ import annotations
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from pmstore._resume.fingerprint import has_plain_elements, is_plain
 
 PARTS = 16
 """The number of shards of an array that was given as a whole, unless it is large. It does not depend on the number of
@@ -201,6 +203,25 @@ def with_columns(shards: Sequence[Shard], columns: Sequence[str], of: str) -> tu
             shard = Shard(_row_group, path, group, list(columns))
         found.append(shard)
     return tuple(found)
+
+
+def check_kind(data: Any) -> None:
+    """Raise TypeError for a loader's result with more in it than arrays and plain values, such as a mask."""
+    if isinstance(data, Mapping | list | tuple):
+        for value in data.values() if isinstance(data, Mapping) else data:
+            check_kind(value)
+        return
+    array = isinstance(data, np.ndarray) and not isinstance(data, np.ma.MaskedArray)
+    if array and not has_plain_elements(data):
+        raise TypeError(
+            f"a shard has an array of {data.dtype} whose objects are more than plain values: let the loader return "
+            "arrays of numbers or text"
+        )
+    if not (is_plain(data) or array or hasattr(data, "tocsr")):
+        raise TypeError(
+            f"a shard is an array, or a tuple, list or dict of arrays and plain values; {type(data).__module__}."
+            f"{type(data).__qualname__} is none of them: let the loader return its arrays"
+        )
 
 
 def _of_dask(data: Any) -> Iterable[Shard]:

@@ -114,7 +114,7 @@ def test_blocks_are_written_where_the_file_of_a_disk_grew(directory: Path, log: 
 
 
 def test_a_region_grows_beside_a_log_that_stays_longer(directory: Path) -> None:
-    """Of the log's new place, which overlaps with the old one, 16 MiB are written at most."""
+    """16 MiB at most are written of the log's new place, which overlaps with the old one."""
     with pmstore.open(directory / "s.pm", media="file") as store:
         pages = store.create_array("x", (6000, 512))
         store.commit()
@@ -227,7 +227,7 @@ def test_a_file_that_can_not_grow_ends_the_use_of_the_store(
 
 
 def test_a_full_disk_is_asked_for_less_once(medium: Medium, open_store: OpenStore) -> None:
-    """If that is less. The error says that there is no space, and not that the store has failed."""
+    """The second request is smaller. The error says that there is no space, and not that the store has failed."""
     store = open_store(media=f"trace:{medium.name}")
     trace = store._catalog.core.trace
     for pages, requests in ((100, 1), (61, 1), (2100, 0), (70, 2)):

@@ -294,8 +294,9 @@ def _row_group(path: str, group: int, columns: list[str]) -> Any:
 
 def _decoded(column: Any) -> Any:
     """A column without a dictionary. A null has no place in one, and its number would be that of a value."""
-    has_dictionary = hasattr(column.type, "value_type") and hasattr(column.type, "index_type")
-    return column.cast(column.type.value_type) if has_dictionary else column
+    from pyarrow.types import is_dictionary
+
+    return column.cast(column.type.value_type) if is_dictionary(column.type) else column
 
 
 def _part(array: Any, begin: int, end: int) -> Any:

@@ -24,7 +24,9 @@ __all__ = ["Hdf5"]
 _INT64 = range(-(1 << 63), 1 << 63)
 _SCALARS = "biufc"
 _OF_SCALES = {"CLASS", "NAME"}  # attributes of a dataset that is a scale of others, and
-_REFERENCES = {"DIMENSION_LIST", "REFERENCE_LIST"}  # those by which both refer to each other
+_SCALES = "DIMENSION_LIST"  # those by which both refer to each other
+_REFERENCES = {_SCALES, "REFERENCE_LIST"}
+_ONLY_LENGTH = "This is a netCDF dimension but not a netCDF variable"  # how the NAME of such a scale begins
 # Names of axes. HDF5's functions for them (`Dataset.dims` of h5py) take any attribute of this name for pointers to
 # text, which they follow and free. So it is read like other attributes, and a user's own attribute of this name is
 # written to ATTRIBUTES.
@@ -246,6 +248,8 @@ def _dataset(h5py: Any, path: str, member: Any, name: str, found: Found) -> None
     if member.shape is None:
         found.left_out.append((name, f"{name!r} is a dataset without a shape"))
         return
+    if _is_scale(h5py, member) and _words(member, "NAME").startswith(_ONLY_LENGTH):
+        return  # netCDF's way to keep the length of an axis without coordinates
     if member.is_virtual or member.external:
         raise Unsupported(f"{name!r} has its contents in other files, which are not read")
     text = h5py.check_string_dtype(member.dtype)
@@ -322,8 +326,11 @@ def _plain(h5py: Any, dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
 
 def _attributes(h5py: Any, member: Any, name: str, found: Found) -> dict[str, Any]:
     """Those that HDF5 has no place for (see `_put_attributes`) are in `found` already."""
-    known, labels, hinted = dict(found.attributes.get(name, {})), [], found.hints.attributes.get(name, {})
+    known, hinted = dict(found.attributes.get(name, {})), found.hints.attributes.get(name, {})
     is_scale = _is_scale(h5py, member)
+    axes = getattr(member, "ndim", 0)
+    labels = [""] * axes
+    scales = [_last_part(member)] if is_scale and axes == 1 else labels
     for key in member.attrs:
         if isinstance(key, bytes):
             found.left_out.append((name, f"the name of the attribute {_shown(key)!r} of {name!r} is not in UTF-8"))
@@ -335,27 +342,48 @@ def _attributes(h5py: Any, member: Any, name: str, found: Found) -> dict[str, An
         except (TypeError, ValueError):  # an OSError is damage
             found.left_out.append((name, f"the attribute {key!r} of {name!r} has a type that can't be read"))
             continue
-        value = _attribute(h5py, value)
+        refers, value = value, _attribute(h5py, value)
         if value is _LEFT_OUT:
             if key in _REFERENCES and isinstance(member, h5py.Dataset):
+                if key == _SCALES and not is_scale and np.shape(refers) == (axes,):
+                    scales = [_name_of_scale(member.file, one) for one in refers]
                 continue
             found.left_out.append((name, f"the attribute {key!r} of {name!r} is a reference, or of another type"))
-        elif key == _LABELS and isinstance(value, list) and len(value) == getattr(member, "ndim", None):
+        elif key == _LABELS and isinstance(value, list) and len(value) == axes:
             labels = value
         else:
             known[key] = value
-    if any(labels):
-        known.setdefault("dims", labels)
+    names = [label or scale for label, scale in zip(labels, scales, strict=True)]
+    if any(names):
+        known.setdefault("dims", names)
     return known
+
+
+def _name_of_scale(file: Any, refers: Any) -> str:
+    """The name of an axis by the first of its scales, as h5netcdf and xarray know it; "" if there is none."""
+    try:
+        return _last_part(file[refers[0]])
+    except (IndexError, KeyError, OSError, RuntimeError, TypeError, ValueError):  # none, or it points to nothing
+        return ""
+
+
+def _last_part(member: Any) -> str:
+    return _shown(member.name or "").rpartition("/")[2]
 
 
 def _is_scale(h5py: Any, member: Any) -> bool:
     """Whether a dataset is a scale, which has the coordinates along an axis of other datasets."""
+    return isinstance(member, h5py.Dataset) and _words(member, "CLASS") == "DIMENSION_SCALE"
+
+
+def _words(member: Any, key: str) -> str:
+    """The text of an attribute; "" if there is none, or if it is no text."""
     try:
-        found = member.attrs["CLASS"] if isinstance(member, h5py.Dataset) and "CLASS" in member.attrs else b""
+        found = member.attrs.get(key, "")
     except (TypeError, ValueError):
-        return False
-    return isinstance(found, (bytes, str)) and found in (b"DIMENSION_SCALE", "DIMENSION_SCALE")
+        return ""
+    found = found.decode(errors="replace") if isinstance(found, bytes) else found
+    return found if isinstance(found, str) else ""
 
 
 _LEFT_OUT = object()

@@ -80,24 +80,6 @@ def test_a_file_of_h5py(store: pmstore.Store, tmp_path: Path) -> None:
     assert store["flags"].dtype == bool and store["lazy"][999] == 7 and store["nothing"].shape == (0, 3)
 
 
-def test_attributes_that_scales_have_too(store: pmstore.Store, tmp_path: Path) -> None:
-    """Those of a scale, by which HDF5 finds it, are left out, and those of a program with the same names stay."""
-    library = h5py()
-    with library.File(tmp_path / "x.h5", "w") as file:
-        file["x"], file["time"] = np.zeros((2, 3)), np.arange(2)
-        file["time"].make_scale("the time")
-        file["x"].dims[0].attach_scale(file["time"])
-        file["x"].attrs.update({"NAME": "detector", "CLASS": np.arange(3), "REFERENCE_LIST": 5})
-        file.attrs["CLASS"] = "run"
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert pmstore.load_into(store, tmp_path / "x.h5") == 2
-    assert not store.attrs("time") and store.attrs()["CLASS"] == "run"
-    about = store.attrs("x")
-    assert about["NAME"] == "detector" and about["CLASS"].tolist() == [0, 1, 2] and about["REFERENCE_LIST"] == 5
-    assert set(about) == {"NAME", "CLASS", "REFERENCE_LIST"}
-
-
 def test_elements_that_are_arrays(store: pmstore.Store, tmp_path: Path) -> None:
     elements = np.dtype(("i4", (2, 3)))
     with h5py().File(tmp_path / "x.h5", "w") as file:

@@ -1,0 +1,72 @@
+"""Scales of HDF5 and netCDF-4, which name the axes of datasets."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pmstore
+
+h5py = pytest.importorskip("h5py", "3.10")
+
+
+def test_attributes_that_scales_have_too(store: pmstore.Store, tmp_path: Path) -> None:
+    """Those of a scale, by which HDF5 finds it, are left out, and those of a program with the same names stay."""
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"], file["time"] = np.zeros((2, 3)), np.arange(2)
+        file["time"].make_scale("the time")
+        file["x"].dims[0].attach_scale(file["time"])
+        file["x"].attrs.update({"NAME": "detector", "CLASS": np.arange(3), "REFERENCE_LIST": 5})
+        file.attrs["CLASS"] = "run"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert pmstore.load_into(store, tmp_path / "x.h5") == 2
+    assert store.attrs("time") == {"dims": ["time"]} and store.attrs()["CLASS"] == "run"
+    about = store.attrs("x")
+    assert about["NAME"] == "detector" and about["CLASS"].tolist() == [0, 1, 2] and about["REFERENCE_LIST"] == 5
+    assert set(about) == {"NAME", "CLASS", "REFERENCE_LIST", "dims"} and about["dims"] == ["time", ""]
+
+
+def test_axes_are_named_by_scales(store: pmstore.Store, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["g/t"], file["g/u"], file["g/labelled"] = np.zeros((2, 3, 4)), np.zeros(2), np.zeros((2, 3))
+        file["g/time"], file["x"], file["other"], file["grid"] = np.arange(2), np.arange(3), np.arange(3), np.eye(2)
+        for name in ("g/time", "x", "other", "grid"):
+            file[name].make_scale()
+        for axis, name in ((0, "g/time"), (1, "x"), (1, "other")):
+            file["g/t"].dims[axis].attach_scale(file[name])
+            file["g/labelled"].dims[axis].attach_scale(file[name])
+        file["g/labelled"].dims[1].label = "y"
+        file["g/u"].dims[0].attach_scale(file["g/time"])
+        file["g/u"].attrs["dims"] = ["mine"]
+    assert pmstore.load_into(store, tmp_path / "x.h5") == 7
+    assert store.attrs("g/t") == {"dims": ["time", "x", ""]} and store.attrs("g/labelled") == {"dims": ["time", "y"]}
+    assert store.attrs("x") == {"dims": ["x"]} and not store.attrs("grid") and store.attrs("g/u") == {"dims": ["mine"]}
+
+
+def test_scales_that_are_gone_or_damaged(store: pmstore.Store, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"], file["y"], file["z"], file["s"] = np.zeros((2, 3)), np.zeros(2), np.zeros(2), np.arange(2)
+        file["s"].make_scale()
+        for name in ("x", "y"):
+            file[name].dims[0].attach_scale(file["s"])
+        file["y"].attrs["DIMENSION_LIST"] = [file["s"].ref] * 3  # as many as no axes
+        file["z"].attrs["DIMENSION_LIST"] = np.arange(1)  # of a program, which calls something else that
+        del file["s"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert pmstore.load_into(store, tmp_path / "x.h5") == 3
+    assert not store.attrs("x") and not store.attrs("y") and store.attrs("z")["DIMENSION_LIST"].tolist() == [0]
+
+
+def test_scales_of_netcdf_that_have_a_length_only(store: pmstore.Store, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.nc", "w") as file:
+        file["t"], file["row"], file["odd"] = np.ones(3), np.zeros(3, "f4"), np.ones(2)
+        file["row"].make_scale("This is a netCDF dimension but not a netCDF variable.         3")
+        file["t"].dims[0].attach_scale(file["row"])
+        file["odd"].attrs.update(CLASS="DIMENSION_SCALE", NAME=5)
+    assert pmstore.load_into(store, tmp_path / "x.nc", "hdf5") == 2
+    assert set(store) == {"t", "odd"} and store.attrs("t") == {"dims": ["row"]} and store["t"][2] == 1

@@ -320,7 +320,7 @@ class KMeans(OnShards, _sklearn.SklearnKMeans):
         Returns
         -------
         ndarray of shape (n_samples, n_clusters)
-            For data in shards as for `predict`.
+            For data in shards as for `predict`: arrays, whatever `set_output` says.
         """
         return self._over("transform", X) if is_sharded(X) else super().transform(X)
 

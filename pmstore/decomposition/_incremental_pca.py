@@ -229,6 +229,23 @@ class IncrementalPCA(OnShards, _sklearn.SklearnIncrementalPCA):
             self.explained_variance_ratio_ = squares / np.sum(self.var_ * self.n_samples_seen_)
         self.n_components_ = self.n_components or len(self.components_)
 
+    def fit_transform(self, X: Any, y: Any = None, **fit_params: Any) -> Any:
+        """Fit, and transform the data.
+
+        Parameters
+        ----------
+        X, y, **fit_params
+            As for `fit`.
+
+        Returns
+        -------
+        ndarray of shape (n_samples, n_components)
+            Or what `transform` returns for shards.
+        """
+        if is_sharded(X):
+            return self.fit(X, y, **fit_params).transform(X)
+        return super().fit_transform(X, y, **fit_params)
+
     def transform(self, X: Any) -> Any:
         """The coordinates of each sample along the components.
 
@@ -240,7 +257,8 @@ class IncrementalPCA(OnShards, _sklearn.SklearnIncrementalPCA):
         Returns
         -------
         ndarray of shape (n_samples, n_components)
-            For an array of dask: one of dask. For other data in shards: a :class:`pmstore.scale.LazyParts`.
+            For an array of dask: one of dask. For other data in shards: a :class:`pmstore.scale.LazyParts`, of arrays
+            whatever `set_output` says.
         """
         return self._over("transform", X) if is_sharded(X) else super().transform(X)
 

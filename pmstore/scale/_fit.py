@@ -190,6 +190,14 @@ class OnShards(InStore):
 
     engine: Any
 
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Keep the methods of the class as they are. scikit-learn wraps them for ``set_output``, and results for shards
+        are no tables. For arrays they call super's, which are wrapped."""
+        own = {name: vars(cls)[name] for name in ("transform", "fit_transform") if name in vars(cls)}
+        super().__init_subclass__(**options)
+        for name, method in own.items():
+            setattr(cls, name, method)
+
     def _is_sharded(self) -> bool:
         return self.engine is not None
 
@@ -223,10 +231,10 @@ class OnShards(InStore):
         return self._for_blocks(), blocks_of(X, self._columns())
 
     def _for_blocks(self) -> Any:
-        """The fitted estimator as it is now, for arrays, whose columns have no names."""
+        """The fitted estimator as it is now, from arrays, whose columns have no names, to arrays."""
         common.check_is_fitted(self)
         frozen = copy.copy(self)
-        vars(frozen).update(engine=None)
+        vars(frozen).update(engine=None, _sklearn_output_config={"transform": "default"})
         for name in ("labels_", "feature_names_in_"):
             vars(frozen).pop(name, None)
         return frozen

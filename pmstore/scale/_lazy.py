@@ -92,6 +92,9 @@ def of_block(block: Any, function: Callable[[Array], Array]) -> Array:
 
 def _rows_of(block: Any) -> Array:
     check_kind(block)
+    if not isinstance(block, np.ndarray):
+        kind = type(block).__name__
+        raise TypeError(f"a shard for a prediction is an array, not a {kind}: let the loader return one")
     return np.asarray(block)
 
 

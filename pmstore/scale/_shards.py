@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pmstore._resume.fingerprint import has_plain_elements, is_plain
+from pmstore._store.opening import local_path
 
 PARTS = 16
 """The number of shards of an array that was given as a whole, unless it is large. It does not depend on the number of
@@ -150,22 +151,23 @@ def _of_numbers(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 def _others(data: Any) -> Iterable[Shard]:
     """The shards of a file, or of an array of another library."""
     if isinstance(data, str | os.PathLike):
-        return _of_file(Path(data).absolute())
+        elsewhere = "shards of paths are read from files: give a pmstore.Shard with a loader of your own"
+        return _of_file(Path(local_path(data, elsewhere)).absolute())
     module = type(data).__module__.partition(".")[0]
-    if module == "dask" and hasattr(type(data), "to_delayed"):  # a Delayed has any
+    if module == "dask" and hasattr(type(data), "map_blocks"):  # a Delayed has any
         return _of_dask(data)
-    if module == "zarr" and hasattr(data, "chunks") and hasattr(data, "shape"):
+    if module == "zarr" and hasattr(data, "chunks") and getattr(data, "shape", None):
         ends = [*range(0, data.shape[0], data.chunks[0]), data.shape[0]]
         return [Shard(_part, data, begin, end) for begin, end in itertools.pairwise(ends)]
     raise TypeError(
         f"shards are made of arrays (numpy, dask, zarr), of paths of .npy and .parquet files, of pmstore.Shard, and of "
-        f"lists of these, not of {type(data).__module__}.{type(data).__qualname__}"
+        f"lists of these, not of {type(data).__module__}.{type(data).__qualname__}: give its values as an array"
     )
 
 
 def _of_file(path: Path) -> Iterable[Shard]:
     if path.suffix == ".npy":
-        array = np.load(path, mmap_mode="r")
+        array = _of_numbers(np.load(path, mmap_mode="r"))
         return [Shard(_npy, os.fspath(path), *block) for block in _blocks(len(array), array.nbytes)]
     if path.suffix == ".parquet":
         try:

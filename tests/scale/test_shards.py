@@ -230,6 +230,34 @@ def test_data_that_make_no_shards(data: Any) -> None:
         shards_of(data)
 
 
+def test_paths_that_make_no_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    np.save(tmp_path / "one.npy", 1.0)
+    np.save(tmp_path / "rows.npy", ROWS)
+    with pytest.raises(TypeError, match="not those of 0 axes"):
+        shards_of(tmp_path / "one.npy")
+    for url in ("s3://bucket/rows.npy", "https://host/rows.npy"):
+        with pytest.raises(ValueError, match="is not on this machine.*loader of your own"):
+            shards_of([url])
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for path in ("~/rows.npy", f"file://{tmp_path}/rows.npy"):
+        assert np.array_equal(np.concatenate([shard() for shard in shards_of(path)]), ROWS)
+
+
+class Frame:
+    """A data frame of dask, to its name and methods."""
+
+    def to_delayed(self) -> list[Any]:
+        return []
+
+
+Frame.__module__ = "dask.dataframe.dask_expr"
+
+
+def test_a_frame_of_dask_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"not of dask.*Frame: give its values as an array"):
+        shards_of(Frame())
+
+
 def test_I34_a_mask_is_refused_and_not_dropped() -> None:
     masked = np.ma.masked_less(np.random.default_rng(0).normal(size=(40, 2)), 0)
     model = KMeans(2, random_state=0, engine=Serial()).fit([masked.data[:20], masked.data[20:]])

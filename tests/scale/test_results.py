@@ -1,0 +1,58 @@
+"""The results of estimators for data in shards: arrays, whatever else scikit-learn is asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+sklearn = pytest.importorskip("sklearn")
+
+from pmstore.cluster import KMeans  # noqa: E402
+from pmstore.decomposition import IncrementalPCA  # noqa: E402
+from pmstore.scale import LazyParts, Serial, Shard  # noqa: E402
+
+X = np.random.default_rng(0).normal(size=(60, 3))
+PARTS = [X[:20], X[20:]]
+MODELS = [KMeans(2, random_state=0, engine=Serial()), IncrementalPCA(2, engine=Serial())]
+
+
+@pytest.mark.parametrize("everywhere", [False, True])
+@pytest.mark.parametrize("model", MODELS, ids=["kmeans", "pca"])
+def test_shards_give_arrays_whatever_set_output_says(model: Any, everywhere: bool) -> None:
+    model = sklearn.clone(model)
+    expected = model.fit_transform(PARTS)
+    with sklearn.config_context(transform_output="pandas" if everywhere else "default"):
+        if not everywhere:
+            model.set_output(transform="pandas")
+        for lazy in (model.transform(PARTS), model.fit_transform(PARTS), model.transform([Shard(np.copy, X)])):
+            assert isinstance(lazy, LazyParts)
+            assert all(type(part) is np.ndarray for part in lazy)
+            np.testing.assert_allclose(np.asarray(lazy), np.asarray(expected))
+
+
+@pytest.mark.parametrize("model", MODELS, ids=["kmeans", "pca"])
+def test_arrays_become_tables(model: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    model = sklearn.clone(model).set_output(transform="pandas")
+    for table in (model.fit_transform(X), model.transform(X)):
+        assert isinstance(table, pandas.DataFrame)
+        assert list(table.columns) == list(model.get_feature_names_out())
+
+
+@pytest.mark.parametrize("model", MODELS, ids=["kmeans", "pca"])
+def test_set_output_and_dask(model: Any) -> None:
+    data = pytest.importorskip("dask.array").from_array(X, chunks=(20, 3))
+    model = sklearn.clone(model).set_output(transform="pandas")
+    lazy = model.fit_transform(data)
+    assert lazy.shape == (60, 2) and type(lazy.compute(scheduler="synchronous")) is np.ndarray
+
+
+@pytest.mark.parametrize("model", MODELS, ids=["kmeans", "pca"])
+def test_shards_that_are_no_arrays(model: Any) -> None:
+    model = sklearn.clone(model).fit(PARTS)
+    scipy = pytest.importorskip("scipy.sparse")
+    for data in (scipy.csr_matrix(X), {"X": X}, [1.0, 2.0]):
+        with pytest.raises(TypeError, match="a shard for a prediction is an array, not a "):
+            np.asarray(model.transform([Shard(lambda data=data: data)]))

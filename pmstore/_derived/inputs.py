@@ -22,7 +22,7 @@ from pmstore._catalog.names import key_of
 from pmstore._core import Entry, hash64
 from pmstore._errors import UNSOUND, DerivedArrayError, of
 from pmstore._values.array import Array, live_array, order_of, read_layout
-from pmstore._values.dtypes import descriptor_of
+from pmstore._values.dtypes import descriptor_of, value_bytes
 from pmstore._values.values import decode, encode
 
 if TYPE_CHECKING:
@@ -40,13 +40,13 @@ def combine(parts: list[Any]) -> int:
 
 
 def hash_array(array: Array) -> int:
-    """The hash of dtype, shape, order and contents of an array of any layout."""
+    """The hash of dtype, shape, order and contents of an array of any layout. Padding of elements counts as zeros."""
     order = order_of(array)
     about = hash64(encode([descriptor_of(array.dtype), list(array.shape), order]))
     if not array.nbytes:
         return about
     flat = np.ascontiguousarray(array.reshape(-1, order=order))
-    return hash64(flat.view(np.uint8).data, about)
+    return hash64(value_bytes(flat).data, about)
 
 
 def read_only(array: Array) -> Array:

@@ -26,6 +26,7 @@ import numpy.typing as npt
 
 from pmstore._store.mapping import Group, NameMapping
 from pmstore._values.array import chunks, memory_order
+from pmstore._values.dtypes import value_bytes
 from pmstore._values.registry import HEAP_TYPE, parts_of
 from pmstore._values.types import is_text, small_of
 
@@ -117,43 +118,6 @@ def hash_array(array: npt.NDArray[Any]) -> str:
     if order is None:
         return f"strides {list(array.strides)} {hashed.hexdigest()}"
     return f"{'F ' if order == 'F' else ''}{hashed.hexdigest()}"
-
-
-def value_bytes(array: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The bytes of a contiguous array of one axis, as uint8, with zeros in the padding of its elements.
-
-    Padding has what the memory had before, so that equal elements may differ there: the gaps of structures, and the
-    last 6 of the 16 bytes of x86's long double.
-    """
-    counts = _counting_bytes(array.dtype)
-    given = array.view(np.uint8)
-    return given if counts is None else (given.reshape(-1, len(counts)) & counts).reshape(-1)
-
-
-@functools.lru_cache(maxsize=256)
-def _counting_bytes(dtype: np.dtype[Any]) -> npt.NDArray[Any] | None:
-    """255 for each byte of an element that is part of its value, 0 for the others; None if all of them are."""
-    counts = _mask(dtype)
-    return None if counts.all() else counts
-
-
-def _mask(dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    if dtype.subdtype is not None:
-        base, shape = dtype.subdtype
-        return np.tile(_mask(base), int(np.prod(shape)))
-    if dtype.fields is not None:
-        counts = np.zeros(dtype.itemsize, np.uint8)
-        for one, offset, *_ in dtype.fields.values():
-            counts[offset : offset + one.itemsize] |= _mask(one)
-        return counts
-    if dtype.kind == "c":
-        part = _mask(np.dtype(f"{dtype.byteorder}f{dtype.itemsize // 2}"))
-        return np.tile(part, 2)
-    counts = np.full(dtype.itemsize, 255, np.uint8)
-    if dtype.char == "g" and np.finfo(np.longdouble).nmant == 63:  # the format of x87
-        counts[10:] = 0
-        return counts if dtype.isnative else counts[::-1].copy()
-    return counts
 
 
 def state_of(random_state: np.random.RandomState) -> dict[str, Any]:

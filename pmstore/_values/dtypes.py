@@ -7,6 +7,7 @@ creates.
 
 from __future__ import annotations
 
+import functools
 import re
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 
 from pmstore._errors import MALFORMED, CorruptStoreError
 
-__all__ = ["descriptor_of", "dtype_of", "require_lengths", "storable_dtype"]
+__all__ = ["descriptor_of", "dtype_of", "require_lengths", "storable_dtype", "value_bytes"]
 
 _DEPTH = 32  # of structured dtypes in structured dtypes
 _PLAIN = re.compile(
@@ -113,3 +114,40 @@ def _dtype(descriptor: Any, depth: int) -> np.dtype[Any]:
     make: Any = np.dtype
     dtype: np.dtype[Any] = make(fields, align=bool(descriptor.get("align", False)))
     return np.dtype((np.record, dtype)) if descriptor.get("record", False) else dtype
+
+
+def value_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The bytes of a contiguous array of one axis, as uint8, with zeros in the padding of its elements.
+
+    Padding has what the memory had before, so that equal elements may differ there: the gaps of structures, and the
+    last 6 of the 16 bytes of x86's long double.
+    """
+    counts = _counting_bytes(array.dtype)
+    given = array.view(np.uint8)
+    return given if counts is None else (given.reshape(-1, len(counts)) & counts).reshape(-1)
+
+
+@functools.lru_cache(maxsize=256)
+def _counting_bytes(dtype: np.dtype[Any]) -> np.ndarray[Any, Any] | None:
+    """255 for each byte of an element that is part of its value, 0 for the others; None if all of them are."""
+    counts = _mask(dtype)
+    return None if counts.all() else counts
+
+
+def _mask(dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
+    if dtype.subdtype is not None:
+        base, shape = dtype.subdtype
+        return np.tile(_mask(base), int(np.prod(shape)))
+    if dtype.fields is not None:
+        counts = np.zeros(dtype.itemsize, np.uint8)
+        for one, offset, *_ in dtype.fields.values():
+            counts[offset : offset + one.itemsize] |= _mask(one)
+        return counts
+    if dtype.kind == "c":
+        part = _mask(np.dtype(f"{dtype.byteorder}f{dtype.itemsize // 2}"))
+        return np.tile(part, 2)
+    counts = np.full(dtype.itemsize, 255, np.uint8)
+    if dtype.char == "g" and np.finfo(np.longdouble).nmant == 63:  # the format of x87
+        counts[10:] = 0
+        return counts if dtype.isnative else counts[::-1].copy()
+    return counts

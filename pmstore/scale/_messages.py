@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from pmstore._resume.fingerprint import hash_array, value_bytes
+from pmstore._resume.fingerprint import hash_array
+from pmstore._values.dtypes import value_bytes
 
 Array = npt.NDArray[Any]
 Result = dict[str, Array]

@@ -195,6 +195,34 @@ def test_verify_by_hash(open_store):
             assert y[1] == 1 + 1e-9
 
 
+PADDED = np.dtype([("flag", "u1"), ("number", "f8")], align=True)
+PADDING = [0]
+
+
+def padded(x, given):
+    """The same elements each time, with other bytes in their padding."""
+    assert np.array_equal(x, given)
+    PADDING[0] += 1
+    made = np.full(len(x) * PADDED.itemsize, PADDING[0], "u1").view(PADDED)
+    made["flag"], made["number"] = x["flag"], x["number"] + 1
+    return made
+
+
+@one_medium
+def test_padding_of_elements_does_not_count(open_store, monkeypatch):
+    monkeypatch.setattr(f"{__name__}.PADDING", [0])
+    for life in range(3):
+        rows = np.full(5 * PADDED.itemsize, 10 + life, "u1").view(PADDED)
+        rows["flag"], rows["number"] = 1, np.arange(5.0)
+        with open_store() as store:
+            if life == 0:
+                store["x"] = rows
+            kept = store.derive("kept", padded, "x", rows, policy="store", verify="hash")
+            again = store.derive("again", padded, "x", rows, policy="recompute", verify="hash")
+            assert kept["number"][4] == again["number"][4] == 5
+            assert PADDING[0] == 2 + life  # the stored one was computed once
+
+
 CHANGE = [lambda x: x]
 
 

@@ -43,6 +43,7 @@ class PmstoreBackend(_backends.BackendEntrypoint):  # type: ignore[misc]
 
     description = "Stores of pmstore"
     open_dataset_parameters = ("filename_or_obj", "drop_variables", "group")
+    supports_groups = True
 
     def guess_can_open(self, filename_or_obj: Any) -> bool:
         return isinstance(filename_or_obj, (str, os.PathLike)) and os.fspath(filename_or_obj).endswith(".pm")
@@ -60,30 +61,83 @@ class PmstoreBackend(_backends.BackendEntrypoint):  # type: ignore[misc]
         decode_timedelta: Any = None,
         group: str | None = None,
     ) -> Any:
-        store = open_to_read(filename_or_obj)
+        decoding = {
+            "mask_and_scale": mask_and_scale,
+            "decode_times": decode_times,
+            "concat_characters": concat_characters,
+            "decode_coords": decode_coords,
+            "drop_variables": drop_variables,
+            "use_cftime": use_cftime,
+            "decode_timedelta": decode_timedelta,
+        }
+        store, datasets = _opened(filename_or_obj, group, decoding, inner=False)
+        datasets["/"].set_close(store.close)
+        return datasets["/"]
+
+    def open_groups_as_dict(self, filename_or_obj: Any, *, group: str | None = None, **decoding: Any) -> dict[str, Any]:
+        """The datasets of a group and of the groups in it, by their paths, all of one commit.
+
+        group and decoding: as for `open_dataset`. The store is closed with the last of the datasets.
+        """
+        store, datasets = _opened(filename_or_obj, group, decoding, inner=True)
+        left = set(datasets)
+        for path, dataset in datasets.items():
+            dataset.set_close(_Close(store, path, left))
+        return datasets
+
+    def open_datatree(self, filename_or_obj: Any, *, group: str | None = None, **decoding: Any) -> Any:
+        """These datasets as a tree. Raises ValueError if an index or the length of an axis is another one in a group
+        than in the group around it."""
+        store, datasets = _opened(filename_or_obj, group, decoding, inner=True)
         try:
-            mapping = store.group(group) if group else store
-            if group and not len(mapping):
-                raise UnknownNameError(group, what="group")
-            decoding = {
-                "mask_and_scale": mask_and_scale,
-                "decode_times": decode_times,
-                "concat_characters": concat_characters,
-                "decode_coords": decode_coords,
-                "drop_variables": drop_variables,
-                "use_cftime": use_cftime,
-                "decode_timedelta": decode_timedelta,
-            }
-            dataset = _xarray.conventions.decode_cf(_Group(store, mapping), **_given(decoding))
-            dataset.set_close(store.close)
-            return dataset
+            tree = _xarray.DataTree.from_dict(datasets)
         except BaseException:
             store.close()
             raise
+        tree.set_close(store.close)
+        return tree
 
 
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if value is not None}
+class _Close:
+    """Closes one of several datasets, and with the last of them the store. In another process, each has its own."""
+
+    def __init__(self, store: Store, path: str, left: set[str]) -> None:
+        self._store, self._path, self._left = store, path, left
+
+    def __call__(self) -> None:
+        self._left.discard(self._path)
+        if not self._left:
+            self._store.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _Close, (self._store, self._path, {self._path})
+
+
+def _opened(path: Any, group: str | None, decoding: dict[str, Any], inner: bool) -> tuple[Store, dict[str, Any]]:
+    """A store, and the dataset of a group in it, as "/", and with `inner` those of the groups in that group."""
+    store = open_to_read(path)
+    try:
+        top = store.group(group) if group else store
+        if group and not len(top):
+            raise UnknownNameError(group, what="group")
+        given = {name: value for name, value in decoding.items() if value is not None}
+        groups = {"/": top}
+        if inner:
+            groups |= {f"/{name}": top.group(name) for name in _groups_in(top)}
+        decode = _xarray.conventions.decode_cf
+        return store, {path: decode(_Group(store, mapping), **given) for path, mapping in groups.items()}
+    except BaseException:
+        store.close()
+        raise
+
+
+def _groups_in(mapping: Any) -> Iterable[str]:
+    """Their names. A group stands before those in it."""
+    found: dict[str, None] = {}
+    for name, *_ in mapping._rows():
+        parts = name.split("/")[:-1]
+        found.update(dict.fromkeys("/".join(parts[: n + 1]) for n in range(len(parts))))
+    return found
 
 
 class _Group(_backends.common.AbstractDataStore):  # type: ignore[misc]

@@ -171,6 +171,62 @@ def test_a_pickle_does_not_mix_commits(path: Path) -> None:
         other.t.load()
 
 
+def test_groups_are_a_tree(path: Path) -> None:
+    if not hasattr(xarray, "open_datatree"):
+        pytest.skip("this xarray has no trees")
+    with pmstore.open(path, "r+") as store:
+        store["g/deep/er/z"] = np.ones(2)
+        store.attrs("g/deep")["title"] = "inside"
+    with xarray.open_datatree(path, engine=BACKEND) as tree:
+        assert set(tree.groups) == {"/", "/g", "/g/deep", "/g/deep/er"}
+        assert tree["g/t"].dims == ("time", "y", "x") and tree["g"].attrs["title"] == "a run"
+        assert tree["g/deep"].attrs == {"title": "inside"} and tree["g/deep/er/z"].values.tolist() == [1, 1]
+        assert np.array_equal(tree["g/f"], np.arange(24.0 * 50).reshape(24, 50)) and tree["top"].shape == (2,)
+    with pytest.raises(pmstore.ClosedStoreError):
+        tree["g/t"].compute()
+    with xarray.open_datatree(path, engine=BACKEND, group="g/deep", decode_times=False) as tree:
+        assert set(tree.groups) == {"/", "/er"} and tree["inside"].shape == (2,)
+    with pytest.raises(pmstore.UnknownNameError, match="no group 'none'"):
+        xarray.open_datatree(path, engine=BACKEND, group="none")
+
+
+def test_groups_are_of_one_commit(path: Path) -> None:
+    if not hasattr(xarray, "open_groups"):
+        pytest.skip("this xarray has no groups")
+    with pmstore.open(path, "r+") as store:
+        groups = xarray.open_groups(path, engine=BACKEND)
+        store["top"], store["g/x"] = np.ones(3), np.ones(40)
+        store.commit()
+        assert groups["/"].top.values.tolist() == [0, 0] and groups["/g"].x.values[-1] == 1
+        store["g/t"][:] = 1
+        store.commit()
+        with pytest.raises(pmstore.StaleSnapshotError, match="since commit 1"):
+            groups["/g"].t.load()
+    groups["/"].close()
+    sent = pickle.loads(pickle.dumps(groups["/g"]))
+    sent.close()
+    with pytest.raises(pmstore.ClosedStoreError):
+        sent.f.load()
+    assert groups["/g"].f.values[1, 0] == 50  # the others are open
+    for dataset in groups.values():
+        dataset.close()
+
+
+def test_groups_that_are_no_tree(tmp_path: Path) -> None:
+    if not hasattr(xarray, "open_datatree"):
+        pytest.skip("this xarray has no trees")
+    with pmstore.open(tmp_path / "run.pm") as store:
+        for name, rows in (("a", 3), ("g/a", 4)):
+            store[name] = np.arange(rows)
+            store.attrs(name)["dims"] = ["a"]
+    with pytest.raises(ValueError, match="not aligned"):
+        xarray.open_datatree(tmp_path / "run.pm", engine=BACKEND)
+    groups = xarray.open_groups(tmp_path / "run.pm", engine=BACKEND)
+    assert groups["/g"].a.shape == (4,)
+    for dataset in groups.values():
+        dataset.close()
+
+
 def test_a_round_trip_of_zarr(path: Path, tmp_path: Path) -> None:
     pytest.importorskip("zarr", "3")
     with pmstore.open(path, "r") as store:

@@ -15,7 +15,7 @@ from pmstore._display import size_text
 from pmstore._errors import CorruptStoreError, OutOfSpaceError
 from pmstore._store.cores import opened_core
 from pmstore._store.file_format import refuse_unknown_features
-from pmstore._store.lineage import entry_of, lineage_of
+from pmstore._store.lineage import entry_of, lineage_of, parent_of
 from pmstore._store.new_store import SLABS, Progress, written_anew
 from pmstore._store.opening import lock_file, outside, path_of
 from pmstore._store.report import check
@@ -96,12 +96,12 @@ def _copied(
     try:
         with written_anew(name, (os.path.realpath(name), status), room, source.core.sequence) as new:
             for row in source.core.scan(b""):
-                new.put(row.key, row.entry, checked(source.core, row.entry))
+                if row.key != LINEAGE_KEY:
+                    new.put(row.key, row.entry, checked(source.core, row.entry))
                 done += trimmed(row.entry).length
                 if progress is not None and row.entry.offset:
                     progress(done, contents)
-            if source.core.get(LINEAGE_KEY) is None:  # the new file has another id
-                new.put(LINEAGE_KEY, entry_of(lineage_of(source.core), None))
+            new.put(LINEAGE_KEY, entry_of(lineage_of(source.core), parent_of(source.core)))  # the file has another id
             new.catalog.core.commit()
             gained = status.st_size - new.catalog.core.stats()["file_size"]
             if gained <= 0:

@@ -13,13 +13,16 @@ from pmstore._catalog.names import LINEAGE_KEY
 from pmstore._core import META_MAX, Core, Entry
 from pmstore._errors import MALFORMED, CorruptStoreError
 
+_OWN = 16  # bytes that a store's id takes more than none
+
 __all__ = ["entry_of", "lineage_of", "parent_of"]
 
 
 def entry_of(lineage: str | None, parent: tuple[str, int] | None) -> Entry:
-    """The entry of a restored store or a fork. parent: url and version. Raises ValueError if the url is too long."""
+    """The entry of a restored store or a fork, or of one that was compacted. parent: url and version. Raises ValueError
+    if the url is too long, also if there would be no room for the lineage that compacting a fork writes down."""
     meta = msgpack.packb([lineage, parent])
-    if len(meta) > META_MAX:
+    if len(meta) + (_OWN if lineage is None else 0) > META_MAX:
         raise ValueError("the URL of the archive is too long to be kept in a fork")
     return Entry(0, 0, INLINE, 0, meta)
 

@@ -11,6 +11,8 @@ import pytest
 
 import pmstore
 from pmstore import archive
+from pmstore._core import META_MAX
+from pmstore._store.lineage import entry_of
 from pmstore.archive._archive import Archive
 from pmstore.archive._sources import Sources
 from tests.archive.stepping import Memory, archived, drained, stepping
@@ -165,6 +167,34 @@ def test_a_fork_without_a_version_of_its_own(tmp_path: Path) -> None:
         for place in (trunk, branch):
             with pytest.raises(pmstore.ArchiveConflictError, match="fork"):
                 store.drain(place)
+
+
+@pytest.mark.parametrize("how", ["fork", "restore"])
+def test_a_compacted_fork_goes_on_with_its_archive(tmp_path: Path, how: str) -> None:
+    trunk, branch, path = tmp_path / "trunk", tmp_path / "branch", tmp_path / "fork.pm"
+    commits(tmp_path / "store.pm", 0, 4, trunk)
+    getattr(archive.open(trunk), how)(*((2, path) if how == "fork" else (path, 2)))
+    for round in range(3):
+        commits(path, 10 * round, 2, branch)
+        with pmstore.open(path) as store:
+            with pytest.raises(pmstore.ArchiveConflictError, match="fork"):
+                store.drain(trunk)
+            store["large"] = np.ones(500_000)
+            store.commit()
+            del store["large"]
+        assert pmstore.compact(path) > 0
+    assert archive.open(branch).parent == (str(trunk), 2)
+    newest = archive.open(branch).versions()[-1]
+    assert newest == 12 and archive.open(branch)[newest]["x"][0] == 21
+
+
+def test_a_url_that_leaves_no_room_for_a_forks_lineage() -> None:
+    room = META_MAX - len(entry_of("0" * 16, ("", 1)).meta)
+    url = "x" * (room - 2)  # long texts have a longer head
+    assert len(entry_of("0" * 16, (url, 1)).meta) == META_MAX
+    entry_of(None, (url, 1))
+    with pytest.raises(ValueError, match="too long"):
+        entry_of(None, (url + "x", 1))
 
 
 def test_a_fork_whose_parent_lost_the_version(tmp_path: Path) -> None:

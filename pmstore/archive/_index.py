@@ -12,6 +12,10 @@ A writer that another one has ended may still be in the middle of a merge. There
 that two merges are never of overlapping groups; a writer merges what is due when it begins; and no object takes the
 place of another one with its name: the newest writer takes the next generation instead, or, if it is a flush, the
 versions of the other one.
+
+The name of a flush is free again when it was merged. A list that is older than that, from a cache, would let a writer
+create the flush anew, beside what has taken its place. So the writer's token tells up to which number names were freed,
+before they are, and the next writer refuses a list that ends earlier.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ from __future__ import annotations
 import bisect
 import contextlib
 import copy
+import itertools
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -73,14 +78,19 @@ class Index:
 
     @classmethod
     def read(
-        cls, place: Place, known: Index | None = None, tell: Callable[[ArchiveDamagedError], None] | None = None
+        cls,
+        place: Place,
+        known: Index | None = None,
+        tell: Callable[[ArchiveDamagedError], None] | None = None,
+        least: int = 0,
     ) -> Index:
         """The newest state in a place.
 
         known: an earlier one, whose objects need not be read again. tell: called with what is damaged, which is left
-        out then; without it, that is raised.
+        out then; without it, that is raised. least: the number of a flush that was there.
         """
         have = dict(known.segments) if known is not None else {}
+        least = max(least, known.last if known is not None else 0)
         for _ in range(_ATTEMPTS):
             current = Segment.current(place.list("index"))
             try:
@@ -89,8 +99,10 @@ class Index:
                         have[one] = _read(place, one, tell)
             except MissingObjectError:  # a writer has merged it meanwhile
                 continue
-            # A list that is made while a writer merges may lack the old objects and the new one.
-            if all(one.first == before.last + 1 for before, one in zip([Segment(0, 0, 0), *current], current)):
+            # A list that is made while a writer merges may lack the old objects and the new one; one that was kept in
+            # a cache may lack the newest.
+            row = [Segment(0, 0, 0), *current]
+            if row[-1].last >= least and all(one.first == before.last + 1 for before, one in itertools.pairwise(row)):
                 return cls([(one, have[one]) for one in current])
         error = ArchiveDamagedError(f"objects of the index are missing in {place.url}")
         if tell is None:
@@ -120,6 +132,11 @@ class Index:
     def versions(self) -> list[int]:
         """The numbers of all versions."""
         return self._versions[: self._count]
+
+    @property
+    def last(self) -> int:
+        """The number of the newest flush, or 0."""
+        return self.segments[-1][0].last if self.segments else 0
 
     @property
     def newest(self) -> int:
@@ -232,29 +249,38 @@ class IndexWriter:
 
     def __init__(self, place: Place) -> None:
         self._place = place
-        self._token = 0
+        self._token = self._freed = 0
+        self._about: dict[str, Any] = {}
         self.index = Index.read(place)
 
     def begin(self, about: dict[str, Any]) -> bool:
         """Makes the newest token, which ends the work of any other writer of the place. Returns whether the index has
         changed since it was read."""
         _begun_here.add(about["by"])
-        self._token = self._newer_token(about)
-        seen, self.index = self.index, Index.read(self._place, self.index)  # when the token has ended other writers
+        self._about = about
+        self._token = self._newer_token()
+        seen = self.index  # of before the token has ended other writers
+        self.index = Index.read(self._place, seen, least=self._freed)
         changed = [one for one, _ in seen.segments] != [one for one, _ in self.index.segments]
         self._merge()
         return changed
 
-    def _newer_token(self, about: dict[str, Any]) -> int:
+    def _newer_token(self) -> int:
         for _ in range(_ATTEMPTS):
-            number = _newest_token(self._place) + 1
+            newest = _newest_token(self._place)
+            self._freed = max(self.index.last, _freed_by(self._place, newest))
             try:
-                self._place.create(f"writers/{number:06d}", wrapped(WRITER, f"writers/{number:06d}", about))
+                self._place.create(*self._told(newest + 1))
             except ObjectExistsError:
                 continue
-            self._place.delete(f"writers/{old:06d}" for old in range(max(1, number - 8), number))
-            return number
+            self._place.delete(f"writers/{old:06d}" for old in range(max(1, newest - 7), newest + 1))
+            return newest + 1
         raise ArchiveConflictError(f"too many processes begin to write {self._place.url} at once")
+
+    def _told(self, token: int) -> tuple[str, list[bytes]]:
+        """The name and the contents of a token."""
+        name = f"writers/{token:06d}"
+        return name, wrapped(WRITER, name, {**self._about, "freed": self._freed})
 
     def require_newest(self) -> None:
         """Raises ArchiveConflictError if another writer has begun, ArchiveDamagedError if the place was emptied."""
@@ -275,7 +301,7 @@ class IndexWriter:
     def append(self, rows: Sequence[Row]) -> None:
         """Adds versions, durably; they are newer than all others."""
         while rows:
-            number = self.index.segments[-1][0].last + 1 if self.index.segments else 1
+            number = self.index.last + 1
             segment, packed = Segment(number, number, 0), [row.packed() for row in rows]
             index = self.index.added(segment, packed)
             self.require_newest()
@@ -339,6 +365,9 @@ class IndexWriter:
         else:
             self.index = Index(segments)
         with contextlib.suppress(ArchiveUnavailableError):  # after a crash, too, they are beside what replaces them
+            if old[-1].last > self._freed:
+                self._freed = self.index.last
+                self._place.put(*self._told(self._token))
             self._place.delete(segment.name for segment in old)
 
     def _created(self, wanted: Segment, rows: list[Any]) -> Segment:
@@ -372,12 +401,23 @@ _begun_here: set[str] = set()
 
 def _is_ours(place: Place, token: int) -> bool:
     """Whether a writer of this process has made the token."""
+    return _about_token(place, token).get("by") in _begun_here  # this only chooses the text of an error
+
+
+def _freed_by(place: Place, token: int) -> int:
+    """The number up to which names of flushes were freed. Earlier releases do not tell it."""
+    freed = _about_token(place, token).get("freed")
+    return freed if type(freed) is int else 0
+
+
+def _about_token(place: Place, token: int) -> dict[str, Any]:
+    """The contents of a token; nothing if it is gone or damaged."""
     name = f"writers/{token:06d}"
     try:
         about = opened(WRITER, name, place.get(name))
-    except ArchiveError:  # this only chooses the text of an error
-        return False
-    return isinstance(about, dict) and about.get("by") in _begun_here
+    except (MissingObjectError, ArchiveDamagedError):
+        return {}
+    return about if isinstance(about, dict) else {}
 
 
 def _newest_token(place: Place) -> int:

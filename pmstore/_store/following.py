@@ -163,8 +163,7 @@ class Following(NameMapping):
         or if another store has taken the place of this one; OutOfSpaceError, StoreNotFoundError, ReadOnlyStoreError,
         StoreIOError, ClosedStoreError.
         """
-        if not self.written:
-            self._refuse_replaced()
+        self._refuse_replaced()
         with self._opened_again() as fd:  # other threads may commit meanwhile, or close the store
             return backup(fd, self._path, path, progress)
 
@@ -277,7 +276,8 @@ class Following(NameMapping):
         return newest(self._file_lock.fd) == self._catalog.core.sequence and self.written
 
     def _refuse_replaced(self) -> None:
-        if self._is_replaced():
+        """Raise StaleSnapshotError if another store has taken the place of a snapshot, which no process writes."""
+        if self._is_replaced() and not self.written:
             raise self._replaced()
 
     def _is_replaced(self) -> bool:

@@ -23,7 +23,13 @@ import weakref
 from typing import TYPE_CHECKING, NamedTuple
 
 from pmstore._display import size_text
-from pmstore._errors import ArchiveUnavailableError, ArchiveWarning, ForkedStoreError, StaleSnapshotError
+from pmstore._errors import (
+    ArchiveUnavailableError,
+    ArchiveWarning,
+    ClosedStoreError,
+    ForkedStoreError,
+    StaleSnapshotError,
+)
 from pmstore._snapshot import newest
 from pmstore._store.opening import seconds
 from pmstore.archive._index import SupersededError
@@ -199,12 +205,15 @@ class Drain:
             The time was not enough; the message says what is missing. The drain continues.
         ArchiveError
             The drain has ended with an error.
+        StaleSnapshotError
+            The store is open for reading, and another one has taken its place, as after `compact`.
         """
         self._refuse_fork()
         limit = time.monotonic() + seconds(timeout)
         with self._changed:
             if sequence is None:
                 self._raise()
+                self._refuse_replaced()
             wanted = self._newest() if sequence is None else operator.index(sequence)
             while (done := min(target.last for target in self._steps.targets)) < wanted:
                 self._raise()
@@ -326,6 +335,13 @@ class Drain:
             if error is not None:
                 raise type(error)(*error.args) from error
 
+    def _refuse_replaced(self) -> None:
+        """Raise StaleSnapshotError if commits come to another file, which has taken the place of this one."""
+        store = self._store()
+        if store is not None:
+            with contextlib.suppress(ClosedStoreError):
+                store._refuse_replaced()
+
     def _refuse_fork(self) -> None:
         if os.getpid() != self._pid:
             raise ForkedStoreError("the drain belongs to the process that began it")
@@ -364,6 +380,7 @@ class Drain:
             if not self._ended[1]:
                 with self._capturing:
                     self._steps.capture()
+            self._refuse_replaced()
         finally:
             if not self._ended[1]:  # versions in memory are archived, also if a later capture fails
                 self._flush()
@@ -372,9 +389,13 @@ class Drain:
         """Captures until the drain is to end."""
         encoded = 0.0  # when the first of the versions that wait was encoded
         rest = found = 0.0  # until when captures pause; when the last one was
+        looked = 0.0  # when the file's name was looked at
         steps = self._steps
         while not self._closing and not self._ended[1] and self._store() is not None:
             now = time.monotonic()
+            if now > looked + _TURN:
+                looked = now
+                self._refuse_replaced()
             asked, self._wanted = self._wanted, -1  # a thread that still waits asks again
             urgent, self._asked = max(asked, self._asked), -1
             due = steps.captured + 1 if urgent > steps.captured else max(1, steps.captured + self._options.every)

@@ -7,6 +7,7 @@ import os
 import struct
 import subprocess
 import sys
+import threading
 import uuid
 import warnings
 from collections.abc import Callable
@@ -112,6 +113,40 @@ def test_a_reader_drains_what_another_process_writes(tmp_path: Path) -> None:
         process.stdin.write("\n")
         process.stdin.flush()
     assert archive.open(tmp_path / "archive")[1]["x"] == 1
+
+
+@pytest.mark.parametrize("how", ["wait", "close", "thread"])
+def test_a_readers_drain_when_another_file_has_taken_the_place(how: str, tmp_path: Path) -> None:
+    path = tmp_path / "store.pm"
+    with pmstore.open(path) as store:
+        store["x"], store["large"] = 1, np.zeros(500_000)
+        store.commit()
+        del store["large"]
+    reader = pmstore.open(path, "r")
+    drain = reader.drain(tmp_path / "archive")
+    assert drain.wait() == 2
+    assert pmstore.compact(path) > 0
+    with pmstore.open(path) as store:
+        store["x"] = 2
+        store.commit()
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        if how == "wait":
+            with pytest.raises(pmstore.StaleSnapshotError, match="another store has taken the place"):
+                drain.wait()
+        elif how == "thread":
+            for thread in threading.enumerate():
+                if thread.name.startswith("pmstore-drain"):
+                    thread.join(30)
+            assert drain.progress().ended
+            with pytest.raises(pmstore.StaleSnapshotError, match="another store has taken the place"):
+                drain.wait()
+        drain.close()
+    assert [str(one.message) for one in told] and all("taken the place" in str(one.message) for one in told)
+    reader.close()
+    with pmstore.open(path, "r") as reader, reader.drain(tmp_path / "archive") as drain:
+        assert drain.wait() == 3
+    assert archive.open(tmp_path / "archive").versions() == [2, 3]
 
 
 def test_unclosed_drains_warn_of_nothing(tmp_path: Path) -> None:

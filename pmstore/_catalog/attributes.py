@@ -78,6 +78,15 @@ class Attributes(MutableMapping[str, Any]):
         self._catalog = catalog
         self._name = name
 
+    def __copy__(self) -> Attributes:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Attributes:
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        raise TypeError("attributes can't be pickled: pickle dict(attributes), or the store or group that has them")
+
     @property
     def name(self) -> str:
         """The full name of what the attributes describe; "" for the store."""

@@ -14,7 +14,7 @@ import numpy as np
 from pmstore._errors import InterchangeError
 from pmstore._interchange.forms import ATTRIBUTES, HINTS, VALUES, Hints, in_json, json_of
 from pmstore._interchange.found import Found, Stored, Unsupported, damage, require
-from pmstore._interchange.source import PIECE, Described, Format, Source, rows_per_piece
+from pmstore._interchange.source import PIECE, Described, Format, Source, elsewhere, rows_per_piece
 from pmstore._interchange.text import as_text
 from pmstore._values.as_json import to_json
 from pmstore._values.dtypes import descriptor_of, dtype_of
@@ -41,7 +41,8 @@ class Hdf5(Format):
 
     def check(self, described: Described) -> None:
         if _type(described.dtype) is None:
-            raise TypeError(f"{described.name!r} has dtype {described.dtype}, which HDF5 can't keep: npz keeps it")
+            text = f"{described.name!r} has dtype {described.dtype}, which HDF5 can't keep"
+            raise TypeError(f"{text}: {elsewhere(described.dtype)}")
 
     def write(self, source: Source, path: str) -> None:
         h5py = _h5py()

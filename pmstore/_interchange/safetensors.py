@@ -13,7 +13,7 @@ import numpy as np
 
 from pmstore._interchange.forms import ATTRIBUTES, HINTS, VALUES, Hints, in_json, json_of
 from pmstore._interchange.found import Found, Stored, Unsupported, damage, require
-from pmstore._interchange.source import Described, Format, Source, whole_elements
+from pmstore._interchange.source import Described, Format, Source, elsewhere, whole_elements
 from pmstore._values.as_json import to_json
 from pmstore._values.tensors import BITS, named
 
@@ -40,9 +40,8 @@ class Safetensors(Format):
 
     def check(self, described: Described) -> None:
         if _type(described.dtype) is None:
-            raise TypeError(
-                f"{described.name!r} has dtype {described.dtype}, and safetensors has no such type: npz keeps it"
-            )
+            text = f"{described.name!r} has dtype {described.dtype}, and safetensors has no such type"
+            raise TypeError(f"{text}: {elsewhere(described.dtype)}")
 
     def write(self, source: Source, path: str) -> None:
         at = 0

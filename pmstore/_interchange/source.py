@@ -280,6 +280,15 @@ def rows_per_piece(described: Described, nbytes: int) -> int:
     return max(1, nbytes // max(1, described.nbytes // max(1, rows)))
 
 
+def elsewhere(dtype: np.dtype[Any]) -> str:
+    """Advice for an array whose dtype a format lacks."""
+    try:
+        np.lib.format.dtype_to_descr(dtype)
+    except (TypeError, ValueError):  # its fields overlap, or are out of order
+        return "no other format has it: store each field as an array"
+    return "npz keeps it"
+
+
 class Format(ABC):
     """How a format is written, and read."""
 

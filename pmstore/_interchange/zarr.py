@@ -13,7 +13,7 @@ import numpy as np
 
 from pmstore._interchange.forms import ATTRIBUTES, HINTS, VALUES, Hints
 from pmstore._interchange.found import Found, Stored, Unsupported, damage, require
-from pmstore._interchange.source import Described, Format, Source
+from pmstore._interchange.source import Described, Format, Source, elsewhere
 from pmstore._interchange.text import as_text
 from pmstore._values.as_json import to_json
 
@@ -74,8 +74,8 @@ class Zarr(Format):
                 if (again.dtype, again.shape) != (one.little, one.shape):
                     raise TypeError(f"it would come back as {again.dtype}")
             except (TypeError, ValueError) as error:
-                text = f"{one.name!r} has dtype {one.dtype}, which zarr can't keep ({error}): export to .npz keeps it"
-                raise TypeError(text) from error
+                text = f"{one.name!r} has dtype {one.dtype}, which zarr can't keep ({error})"
+                raise TypeError(f"{text}: {elsewhere(one.dtype)}") from error
             self._fill(made, source, one)
         for name in [name for name in attributes if name and name not in source.values]:
             root.require_group(name).attrs.update(attributes.pop(name))

@@ -378,3 +378,17 @@ def test_a_killed_export_of_a_copy_leaves_nothing_for_long(tmp_path: Path) -> No
     with pmstore.open(tmp_path / "run.pm", "r") as store:
         pmstore.export(store, tmp_path / "out.npz")
     assert not list(tmp_path.glob(".pmstore-*"))
+
+
+OVERLAPPING = np.dtype({"names": ["a", "b"], "formats": ["i4", "i2"], "offsets": [0, 2]})
+
+
+@pytest.mark.parametrize("form", ["safetensors", "hdf5", "zarr", "npz"])
+def test_a_type_that_no_format_has(form: str, store: pmstore.Store, tmp_path: Path) -> None:
+    package = {"hdf5": "h5py", "zarr": "zarr"}.get(form)
+    if package is not None:
+        pytest.importorskip(package)
+    store.create_array("x", (3,), OVERLAPPING)
+    with pytest.raises(TypeError, match="'x' has dtype") as told:
+        pmstore.export(store, tmp_path / "to", form)
+    assert "npz keeps it" not in str(told.value) and not (tmp_path / "to").exists()

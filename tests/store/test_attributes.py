@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -482,3 +484,13 @@ def test_an_int_that_python_makes_no_text_of(store: pmstore.Store) -> None:
     store.attrs("x")["m"] = 1 << 16384
     assert store.attrs("x")["m"] == 1 << 16384
     assert "m=0x1000" in str(store) and "'m': 0x1000" in repr(store.attrs("x"))
+
+
+def test_copies_are_the_attributes_and_pickles_need_a_dict(store: pmstore.Store) -> None:
+    store["x"] = 1
+    store.attrs("x")["unit"] = "K"
+    attributes = store.attrs("x")
+    assert copy.copy(attributes) is copy.deepcopy(attributes) is attributes
+    with pytest.raises(TypeError, match=r"pickle dict\(attributes\)"):
+        pickle.dumps(attributes)
+    assert pickle.loads(pickle.dumps(dict(attributes))) == {"unit": "K"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import os
 import secrets
 import time
@@ -39,7 +40,9 @@ def places_of(url: Any, storage_options: Mapping[str, Any] | None) -> list[Place
     urls = urls_of(url)
     if not urls:
         raise ValueError("an archive needs a path or a URL")
-    options = dict(storage_options or {})
+    if not isinstance(storage_options, Mapping | None):
+        raise TypeError(f"storage_options is a dict of fsspec's options, not {storage_options!r:.80}")
+    options = storage_options or {}
     return [place_of(one, **(options if "://" in os.fsdecode(one) else {})) for one in urls]
 
 
@@ -60,8 +63,9 @@ def begin(
     """See `Store.drain`. fd: of the store's file; it is the drain's when `Drain.begin` is called."""
     if on_error not in ("warn", "raise"):
         raise ValueError(f"on_error is 'warn' or 'raise', not {on_error!r}")
-    if mtbf is not None and not float(mtbf) > 0:
-        raise ValueError(f"mtbf is a number of seconds, more than 0, not {mtbf!r}")
+    if mtbf is not None and not (isinstance(mtbf, numbers.Real) and mtbf > 0):
+        kind = ValueError if isinstance(mtbf, numbers.Real) else TypeError
+        raise kind(f"mtbf is a number of seconds, more than 0, not {mtbf!r:.80}")
     options = Options(
         every=count_of(every, "every is a number of commits"),
         keep=Keep.of(keep),

@@ -373,3 +373,19 @@ def test_a_place_that_is_emptied_while_a_drain_begins() -> None:
     place.objects.clear()
     target.begin()
     assert "archive" in place.objects
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "text"),
+    [
+        ({"mtbf": "x"}, TypeError, "mtbf is a number of seconds"),
+        ({"mtbf": float("nan")}, ValueError, "mtbf is a number of seconds"),
+        ({"storage_options": 5}, TypeError, "storage_options is a dict"),
+        ({"storage_options": [("key", 1)]}, TypeError, "storage_options is a dict"),
+    ],
+)
+def test_options_of_another_type(tmp_path: Path, options: Any, error: type[Exception], text: str) -> None:
+    with pmstore.open(tmp_path / "store.pm") as store:
+        with pytest.raises(error, match=text):
+            store.drain(tmp_path / "archive", **options)
+        assert not (tmp_path / "archive").exists()

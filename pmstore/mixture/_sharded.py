@@ -53,10 +53,12 @@ class MixtureFit(ShardedFit):
     def check_shards(self) -> None:
         super().check_shards()
         rows = sum(self.rows)
-        if rows < max(2, self.components):
+        if rows < self.components:
             raise ValueError(
                 f"Expected n_samples >= n_components but got n_components = {self.components}, n_samples = {rows}"
             )
+        if rows < 2:
+            raise ValueError(f"Found {rows} sample, while a mixture needs 2 at least.")
         self.clustering.take(self)
         self.given = _sklearn.checked_start(self.components, self.kind, self.given, self.features)
 

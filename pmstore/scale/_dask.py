@@ -28,6 +28,7 @@ from pmstore.scale._routes import Question, Routes
 from pmstore.scale._shards import Shard
 from pmstore.scale._travel import packed
 
+ANSWER = 10.0  # seconds that the scheduler may take to answer, at least
 CHECK = 1.0  # seconds between looks at whether a worker, or the scheduler, is still there
 
 _Batch = tuple[list[Question], bytes, Mapping[str, Array]]
@@ -46,7 +47,8 @@ class Dask(Engine):
         The bytes that the shards of one worker may take. What has no room is loaded again for each epoch. None: 60 % of
         the limit that the worker has. Memory maps don't count.
     patience : float, default=60
-        The seconds without any worker after which the fit ends with a `WorkersLostError`.
+        The seconds without any worker after which the fit ends with a `WorkersLostError`. The scheduler may take as
+        long to answer, or 10 s.
     """
 
     def __init__(self, client: Any, *, threads: int = 1, memory: int | None = None, patience: float = 60.0) -> None:
@@ -55,6 +57,7 @@ class Dask(Engine):
         if client.asynchronous:
             raise ValueError("a fit waits for its workers: give a dask client that was made without asynchronous=True")
         self._client, self._threads, self._memory, self._patience = client, threads, memory, patience
+        self._answers = True  # whether the scheduler does
         self._places: list[_Place] = []
         self._choosing = threading.Lock()  # held while the thread of a place takes a worker
 
@@ -66,13 +69,13 @@ class Dask(Engine):
         self._batches: dict[_Place, list[Question]] = {}
         self._shared: Mapping[str, Array] = {}
         travelling = [packed(shard, f"shard {i}, {shard},") for i, shard in enumerate(shards)]
-        addresses = self._addresses()
-        if not addresses:
-            try:
-                self._client.wait_for_workers(1, timeout=self._patience)
-            except (TimeoutError, asyncio.TimeoutError):  # until Python 3.11 these are two
-                raise self._without_workers() from None
+        try:
             addresses = self._addresses()
+            if not addresses:
+                self._client.wait_for_workers(1, timeout=self._patience)
+                addresses = self._addresses()
+        except (OSError, TimeoutError, asyncio.TimeoutError):  # until Python 3.11 these are two
+            raise self._without_workers() from None
         for _ in addresses[: len(shards)]:
             self._places.append(_Place(self, travelling))
         self._routes = Routes(self._places, len(shards), _Place.load)
@@ -140,11 +143,20 @@ class Dask(Engine):
             raise self._without_workers()
 
     def _without_workers(self) -> WorkersLostError:
-        return WorkersLostError(f"the dask cluster has had no worker for {self._patience:g} s")
+        what = "no worker" if self._answers else "a scheduler that does not answer"
+        return WorkersLostError(
+            f"the dask cluster has had {what} for {self._patience:g} s. Start workers, or call again with a client of "
+            "a running cluster; the fit continues after its last epoch."
+        )
 
     def _addresses(self) -> list[str]:
-        """The addresses of the workers that the client knows."""
-        return list(self._client.scheduler_info(n_workers=-1)["workers"])
+        """The addresses of the workers that the scheduler knows. Raises OSError or TimeoutError if it does not answer:
+        `Client.scheduler_info` would wait for a stopped one without an end."""
+        self._answers = False
+        limit = max(self._patience, ANSWER)
+        found = self._client.sync(self._client.scheduler.identity, callback_timeout=limit)["workers"]
+        self._answers = True
+        return list(found)
 
     def _free(self) -> str:
         """The address of a worker without an actor, or ""."""

@@ -205,7 +205,7 @@ class OnShards(InStore):
         """Make the algorithm and run it, or the rest of it; returns both."""
         if self._has_callbacks():
             raise NotImplementedError("a fit with engine calls no callbacks: remove them, or watch the store's history")
-        if hasattr(X, "tocsr"):
+        if hasattr(type(X), "tocsr"):  # a Delayed of dask has any attribute
             raise TypeError("engine takes dense data: fit sparse data with engine=None")
         shards = shards_of(X)
         fit = make(shards)

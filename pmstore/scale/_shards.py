@@ -126,8 +126,8 @@ def _rows(array: np.ndarray[Any, Any]) -> Iterable[Shard]:
 
 
 def _without_gaps(value: Any) -> Any:
-    """An array with gaps would reach other processes in C order, and sums be added in another order there. A memory map
-    is a plain array, as numpy's pickle copies one."""
+    """The value; an array with gaps as a copy in C order. It would reach other processes in that order, and sums be
+    added otherwise there. A memory map becomes a plain array, as numpy's pickle copies one."""
     if type(value) is np.memmap:
         value = value.view(np.ndarray)
     if isinstance(value, np.ndarray) and not (value.flags.c_contiguous or value.flags.f_contiguous):
@@ -167,19 +167,28 @@ def _others(data: Any) -> Iterable[Shard]:
 
 def _of_file(path: Path) -> Iterable[Shard]:
     if path.suffix == ".npy":
-        array = _of_numbers(np.load(path, mmap_mode="r"))
+        array = _of_numbers(_looked_at(path, lambda: np.load(path, mmap_mode="r")))
         return [Shard(_npy, os.fspath(path), *block) for block in _blocks(len(array), array.nbytes)]
     if path.suffix == ".parquet":
         try:
             import pyarrow.parquet
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError("reading .parquet files needs pyarrow: pip install pyarrow") from error
-        file = pyarrow.parquet.ParquetFile(path)
+        file = _looked_at(path, lambda: pyarrow.parquet.ParquetFile(path))
         index = (file.schema_arrow.pandas_metadata or {}).get("index_columns", [])
         columns = [name for name in file.schema_arrow.names if name not in index]
         groups = [group for group in range(file.num_row_groups) if file.metadata.row_group(group).num_rows]
         return [Shard(_row_group, os.fspath(path), group, columns) for group in groups]
     raise ValueError(f"{os.fspath(path)!r} is no .npy or .parquet file: give a pmstore.Shard with a loader of your own")
+
+
+def _looked_at(path: Path, load: Callable[[], Any]) -> Any:
+    """The result of a reader. Its errors say nothing of the file."""
+    try:
+        return load()
+    except (EOFError, ValueError) as error:
+        text = f"it is damaged, or has more than numbers in it ({type(error).__name__}: {error})"
+        raise ValueError(f"{os.fspath(path)!r} can't be read as {path.suffix}: {text}") from error
 
 
 def columns_of(shards: Sequence[Shard]) -> list[str] | None:
@@ -219,7 +228,7 @@ def check_kind(data: Any) -> None:
             f"a shard has an array of {data.dtype} whose objects are more than plain values: let the loader return "
             "arrays of numbers or text"
         )
-    if not (is_plain(data) or array or hasattr(data, "tocsr")):
+    if not (is_plain(data) or array or hasattr(type(data), "tocsr")):
         raise TypeError(
             f"a shard is an array, or a tuple, list or dict of arrays and plain values; {type(data).__module__}."
             f"{type(data).__qualname__} is none of them: let the loader return its arrays"
@@ -321,8 +330,9 @@ def _fetched(block: Any) -> Any:
 
 
 def _array(block: Any) -> Any:
-    """An array. One with a mask keeps it, so that it is refused, and not taken for its data."""
-    return block if isinstance(block, np.ma.MaskedArray) else np.asarray(block)
+    """An array. One with a mask keeps it, so that it is refused, and not taken for its data. One with gaps has none
+    after it was sent, so it has none here either: sums must not depend on where a block was."""
+    return block if isinstance(block, np.ma.MaskedArray) else _without_gaps(np.asarray(block))
 
 
 def _short(value: Any) -> str:

@@ -15,10 +15,12 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pmstore
-from pmstore.scale import Dask, Serial
+from pmstore.scale import Dask, Serial, _dask
+from pmstore.scale._shards import shards_of
 from tests.support.sharded import Always, At, Factors, Once, Walk, killed, result, rows, several
 
 distributed = pytest.importorskip("distributed", reason="no dask: make test-scale installs it")
@@ -100,6 +102,21 @@ def test_chunks_of_a_dask_array_are_shards(client: Any) -> None:
     assert result(Walk(persisted).run(engine=client)) == expected
 
 
+def test_chunks_with_gaps_are_the_same_wherever_they_are(client: Any) -> None:
+    """A chunk that was sent has no gaps; neither has one that was not, or sums would be added in another order."""
+    import dask.array
+
+    whole = dask.array.from_array(rows(0, 1000), chunks=(300, 4))
+    for gaps in (
+        lambda block: np.repeat(block, 2, 1)[:, ::2],
+        lambda block: np.asfortranarray(np.repeat(block, 2, 0))[::2],
+    ):
+        lazy = whole.map_blocks(gaps, dtype=whole.dtype)
+        assert all(shard().flags.c_contiguous for shard in shards_of(lazy))
+        expected = result(Walk(lazy).run(engine=Serial()))
+        assert result(Walk(lazy.persist()).run(engine=client)) == expected
+
+
 def test_a_persisted_array_needs_its_cluster(client: Any) -> None:
     import dask.array
 
@@ -163,6 +180,37 @@ def test_a_scheduler_that_was_killed(tmp_path: Path, path: Path, undisturbed: by
     again = Walk(several())
     assert result(again.run(path, "walk", engine=1)) == undisturbed
     assert again.resumed_from_iter_ == 4
+
+
+def test_a_scheduler_that_is_stopped(
+    tmp_path: Path, path: Path, undisturbed: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It answers nothing, and nobody tells that the workers are gone."""
+    monkeypatch.setattr(_dask, "ANSWER", 1.0)
+    with cluster_of_processes(tmp_path) as (scheduler, address):
+        client = distributed.Client(address)
+        workers = client.run(os.getpid).values()
+        with pytest.raises(pmstore.WorkersLostError, match="a scheduler that does not answer for 1 s.*Start workers"):
+            Walk(several(), in_update=At(3, _StopsAndKills(scheduler.pid, *workers))).run(
+                path, "walk", engine=Dask(client, patience=1)
+            )
+        with pytest.raises(pmstore.WorkersLostError, match="a scheduler that does not answer"):
+            Walk(several()).run(path, "walk", engine=Dask(client, patience=1))
+        scheduler.kill()
+        client.close()
+    again = Walk(several())
+    assert result(again.run(path, "walk", engine=1)) == undisturbed
+    assert again.resumed_from_iter_ == 4
+
+
+class _StopsAndKills:
+    def __init__(self, scheduler: int, *workers: int) -> None:
+        self.scheduler, self.workers = scheduler, workers
+
+    def __call__(self) -> None:
+        os.kill(self.scheduler, signal.SIGSTOP)
+        for pid in self.workers:
+            os.kill(pid, signal.SIGKILL)
 
 
 class _Kills:

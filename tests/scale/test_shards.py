@@ -243,6 +243,25 @@ def test_paths_that_make_no_shards(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert np.array_equal(np.concatenate([shard() for shard in shards_of(path)]), ROWS)
 
 
+@pytest.mark.parametrize("contents", [b"", b"not an array", b"\x93NUMPY\x01\x00v\x00{'descr': '<f8'", b"whole"])
+def test_files_that_are_no_arrays(contents: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "rows.npy"
+    if contents == b"whole":
+        np.save(path, ROWS)
+        contents = path.read_bytes()[:-8]
+    path.write_bytes(contents)
+    with pytest.raises(ValueError, match=r"rows.npy' can't be read as .npy: it is damaged") as told:
+        shards_of([path])
+    assert str(path) in str(told.value)
+    np.save(path, np.array([None, 1], object))
+    with pytest.raises(ValueError, match=r"rows.npy' can't be read as .npy: .* more than numbers"):
+        shards_of([path])
+    pytest.importorskip("pyarrow")
+    (tmp_path / "rows.parquet").write_bytes(contents)
+    with pytest.raises(ValueError, match=r"rows.parquet' can't be read as .parquet: it is damaged"):
+        shards_of([tmp_path / "rows.parquet"])
+
+
 class Frame:
     """A data frame of dask, to its name and methods."""
 
@@ -256,6 +275,8 @@ Frame.__module__ = "dask.dataframe.dask_expr"
 def test_a_frame_of_dask_is_refused() -> None:
     with pytest.raises(TypeError, match=r"not of dask.*Frame: give its values as an array"):
         shards_of(Frame())
+    with pytest.raises(TypeError, match=r"not of dask.*Frame: give its values as an array"):
+        shards_of([Frame()])
 
 
 def test_I34_a_mask_is_refused_and_not_dropped() -> None:

@@ -320,6 +320,11 @@ def test_debugging_names_the_violation(open_store: Open, monkeypatch: pytest.Mon
             with store.transaction(only=[w[3]]):
                 bytes_[first] = 1
         store.rollback()
+    for beside in (99, 110):  # the element before a declared range, and the one behind it
+        with pytest.raises(pmstore.TransactionError, match=rf"element \[{beside}\] of 'bytes' did"):
+            with store.transaction(only=[bytes_[100:110]]):
+                bytes_[[beside, 105]] = 1
+        store.rollback()
     for second, told in ((74, r"elements \[10\] to \[74\]"), (75, r"element \[10\]")):  # a line of 64 bytes in between
         with pytest.raises(pmstore.TransactionError, match=f"{told} of 'bytes' did"):
             with store.transaction(only=[w[3]]):

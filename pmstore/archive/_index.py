@@ -93,6 +93,7 @@ class Index:
         least = max(least, known.last if known is not None else 0)
         for _ in range(_ATTEMPTS):
             current = Segment.current(place.list("index"))
+            row = [Segment(0, 0, 0), *current]
             try:
                 for one in current:
                     if one not in have:
@@ -101,10 +102,15 @@ class Index:
                 continue
             # A list that is made while a writer merges may lack the old objects and the new one; one that was kept in
             # a cache may lack the newest.
-            row = [Segment(0, 0, 0), *current]
             if row[-1].last >= least and all(one.first == before.last + 1 for before, one in itertools.pairwise(row)):
                 return cls([(one, have[one]) for one in current])
-        error = ArchiveDamagedError(f"objects of the index are missing in {place.url}")
+        text = f"objects of the index are missing in {place.url}"
+        if row[-1].last < least:
+            text += (
+                f": it ends with flush {row[-1].last}, and flush {least} was there. If the place is a copy that was "
+                "made while a drain wrote, delete its folder 'writers'"
+            )
+        error = ArchiveDamagedError(text)
         if tell is None:
             raise error
         tell(error)

@@ -79,3 +79,23 @@ def test_I26_a_list_that_is_older_than_a_merge_loses_no_version(tmp_path: Path, 
                 assert now[version]["x"].shape == (10,)
         assert outcomes <= {pmstore.ArchiveDamagedError, pmstore.ArchiveConflictError}
         assert pmstore.ArchiveDamagedError in outcomes
+
+
+def test_a_copy_that_was_made_while_a_drain_wrote(tmp_path: Path) -> None:
+    """The index was copied first, and the token after a merge."""
+    place = Memory()
+    with pmstore.open(tmp_path / "store.pm") as store:
+        with stepping(store, place) as steps:
+            versions(store, steps, range(20))
+            copy = Memory({name: data for name, data in place.objects.items() if name.startswith("index/")})
+            versions(store, steps, range(20))
+        copy.objects.update({name: data for name, data in place.objects.items() if not name.startswith("index/")})
+        assert len(Archive(Sources([copy]))) == 20
+        with pytest.raises(pmstore.ArchiveDamagedError, match="ends with flush 20.*delete its folder 'writers'"):
+            with stepping(store, copy):
+                pass
+        copy.delete([f"writers/{name}" for name in copy.list("writers")])
+        with stepping(store, copy) as steps:
+            archived(steps)
+    found = Archive(Sources([copy]))
+    assert len(found) == 21 and all(found[version]["x"].shape == (10,) for version in found)

@@ -87,6 +87,7 @@ def rollbacks(files: Files) -> None:
     with files.open(files.sound, "r+") as store:
         store["a"][:] = 0
         store["b"] = np.ones(5000)
+        assert store._has_pending()
         store.rollback()
         with contextlib.suppress(KeyError), store.transaction():
             store["a"][0] = 5

@@ -77,6 +77,24 @@ EQUIVALENT = [
     ),
     Equivalent(
         "csrc/commit/pending.c",
+        "if (rows->room - rows->length < PM_PAGE) {",
+        "The list grows a row earlier.",
+        "<= PM_PAGE",
+    ),
+    Equivalent(
+        "csrc/commit/transaction.c",
+        "size_t count = 0;",
+        "Finding the candidates sets it.",
+        function="pm_transaction_commit",
+    ),
+    Equivalent(
+        "csrc/commit/write_back.c",
+        "continue;",
+        "The thread ends, and the next call does what it would have done.",
+        function="write_back_thread",
+    ),
+    Equivalent(
+        "csrc/commit/pending.c",
         "int order = i == now->count ? 1 : k == before->count ? -1 : by_key(&now->list[i], &before->list[k]);",
         "Of the order only the sign counts.",
         "(1 + 1)",

@@ -278,7 +278,8 @@ class Drain:
 
         After `timeout` seconds it ends even if a place can't be reached. An ArchiveWarning then says what is missing
         there, or, with ``on_error="raise"``, an ArchiveUnavailableError. The store has lost nothing, and a later drain
-        continues.
+        continues. If another store has taken the place of one that is open for reading, that is a warning or a
+        StaleSnapshotError, too.
         """
         if os.getpid() != self._pid:
             return
@@ -313,6 +314,8 @@ class Drain:
             if self._options.raises:
                 raise ArchiveUnavailableError(text) from error
             warnings.warn(text, ArchiveWarning, stacklevel=2)
+        elif self._options.raises and isinstance(self._errors[0], StaleSnapshotError):
+            raise StaleSnapshotError(*self._errors[0].args) from self._errors[0]  # the other file has later commits
 
     def _newest(self) -> int:
         """The newest commit; of an ended drain and a store that is gone, as far as it knows."""
@@ -395,7 +398,10 @@ class Drain:
             now = time.monotonic()
             if now > looked + _TURN:
                 looked = now
-                self._refuse_replaced()
+                try:
+                    self._refuse_replaced()
+                except StaleSnapshotError:  # the last commit of this file is still captured
+                    return
             asked, self._wanted = self._wanted, -1  # a thread that still waits asks again
             urgent, self._asked = max(asked, self._asked), -1
             due = steps.captured + 1 if urgent > steps.captured else max(1, steps.captured + self._options.every)

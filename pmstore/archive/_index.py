@@ -87,13 +87,15 @@ class Index:
         """The newest state in a place.
 
         known: an earlier one, whose objects need not be read again. tell: called with what is damaged, which is left
-        out then; without it, that is raised. least: the number of a flush that was there.
+        out then; without it, that is raised. least: the number of a flush that was there; a list that ends earlier is
+        refused.
         """
         have = dict(known.segments) if known is not None else {}
-        least = max(least, known.last if known is not None else 0)
         for _ in range(_ATTEMPTS):
             current = Segment.current(place.list("index"))
             row = [Segment(0, 0, 0), *current]
+            if known is not None and row[-1].last < known.last:
+                have = {}  # the place was filled anew, and objects of the same names are others
             try:
                 for one in current:
                     if one not in have:
@@ -107,8 +109,8 @@ class Index:
         text = f"objects of the index are missing in {place.url}"
         if row[-1].last < least:
             text += (
-                f": it ends with flush {row[-1].last}, and flush {least} was there. If the place is a copy that was "
-                "made while a drain wrote, delete its folder 'writers'"
+                f": it ends with flush {row[-1].last}, and flush {least} was there. A cache may give an older list: "
+                "try again later. If the place is a copy that was made while a drain wrote, delete its folder 'writers'"
             )
         error = ArchiveDamagedError(text)
         if tell is None:
@@ -257,7 +259,7 @@ class IndexWriter:
         self._place = place
         self._token = self._freed = 0
         self._about: dict[str, Any] = {}
-        self.index = Index.read(place)
+        self.index = Index.read(place, least=_freed_by(place, _newest_token(place)))
 
     def begin(self, about: dict[str, Any]) -> bool:
         """Makes the newest token, which ends the work of any other writer of the place. Returns whether the index has
@@ -266,7 +268,7 @@ class IndexWriter:
         self._about = about
         self._token = self._newer_token()
         seen = self.index  # of before the token has ended other writers
-        self.index = Index.read(self._place, seen, least=self._freed)
+        self.index = Index.read(self._place, seen, least=max(self._freed, seen.last))
         changed = [one for one, _ in seen.segments] != [one for one, _ in self.index.segments]
         self._merge()
         return changed
@@ -274,19 +276,25 @@ class IndexWriter:
     def _newer_token(self) -> int:
         for _ in range(_ATTEMPTS):
             newest = _newest_token(self._place)
-            self._freed = max(self.index.last, _freed_by(self._place, newest))
+            # Not the newest flush of all, if its name is not free: a power cut may take a name that was not synced yet.
+            gone = (one.last for one, _ in self.index.segments if one.first < one.last or one.generation)
+            self._freed = max(_freed_by(self._place, newest), *gone, 0)
             try:
-                self._place.create(*self._told(newest + 1))
+                self._place.create(*self._told(newest + 1, self._freed))
             except ObjectExistsError:
                 continue
+            late = _freed_by(self._place, newest)  # its writer may have gone on until now
+            if late > self._freed:
+                self._freed = late
+                self._place.put(*self._told(newest + 1, late))
             self._place.delete(f"writers/{old:06d}" for old in range(max(1, newest - 7), newest + 1))
             return newest + 1
         raise ArchiveConflictError(f"too many processes begin to write {self._place.url} at once")
 
-    def _told(self, token: int) -> tuple[str, list[bytes]]:
-        """The name and the contents of a token."""
+    def _told(self, token: int, freed: int) -> tuple[str, list[bytes]]:
+        """The name and the contents of a token. freed: up to which flush names were freed."""
         name = f"writers/{token:06d}"
-        return name, wrapped(WRITER, name, {**self._about, "freed": self._freed})
+        return name, wrapped(WRITER, name, {**self._about, "freed": freed})
 
     def require_newest(self) -> None:
         """Raises ArchiveConflictError if another writer has begun, ArchiveDamagedError if the place was emptied."""
@@ -327,7 +335,7 @@ class IndexWriter:
 
         Raises ArchiveConflictError if it has other contents of a version, or lacks one.
         """
-        late = Index.read(self._place, self.index)
+        late = Index.read(self._place, self.index, least=self.index.last)
         common = [row for row in rows if row.version <= late.newest]
         if late.newest <= self.index.newest or any(
             (there := late.find(row.version)) is None or there.state != row.state for row in common
@@ -372,8 +380,10 @@ class IndexWriter:
             self.index = Index(segments)
         with contextlib.suppress(ArchiveUnavailableError):  # after a crash, too, they are beside what replaces them
             if old[-1].last > self._freed:
-                self._freed = self.index.last
-                self._place.put(*self._told(self._token))
+                self.require_newest()  # the place may have been emptied meanwhile: no token is made anew there
+                self._place.put(*self._told(self._token, old[-1].last))
+                self._freed = old[-1].last
+                self.require_newest()  # or else the newer writer may not have read it
             self._place.delete(segment.name for segment in old)
 
     def _created(self, wanted: Segment, rows: list[Any]) -> Segment:
@@ -407,7 +417,10 @@ _begun_here: set[str] = set()
 
 def _is_ours(place: Place, token: int) -> bool:
     """Whether a writer of this process has made the token."""
-    return _about_token(place, token).get("by") in _begun_here  # this only chooses the text of an error
+    try:
+        return _about_token(place, token).get("by") in _begun_here
+    except ArchiveError:  # this only chooses the text of an error
+        return False
 
 
 def _freed_by(place: Place, token: int) -> int:

@@ -115,6 +115,24 @@ def test_a_reader_drains_what_another_process_writes(tmp_path: Path) -> None:
     assert archive.open(tmp_path / "archive")[1]["x"] == 1
 
 
+@pytest.mark.parametrize("on_error", ["warn", "raise"])
+def test_a_readers_drain_takes_the_last_commit_of_a_file_that_is_replaced(on_error: str, tmp_path: Path) -> None:
+    path = tmp_path / "store.pm"
+    with pmstore.open(path) as store:
+        store["x"], store["large"] = 1, np.zeros(500_000)
+        store.commit()
+        reader = pmstore.open(path, "r")
+        drain = reader.drain(tmp_path / "archive", every=10, on_error=on_error)
+        assert drain.wait() == 1
+        del store["large"]
+        store.commit()
+    assert pmstore.compact(path) > 0
+    with pytest.raises(pmstore.StaleSnapshotError) if on_error == "raise" else pytest.warns(match="taken the place"):
+        drain.close()
+    reader.close()
+    assert archive.open(tmp_path / "archive").versions() == [1, 2]
+
+
 @pytest.mark.parametrize("how", ["wait", "close", "thread"])
 def test_a_readers_drain_when_another_file_has_taken_the_place(how: str, tmp_path: Path) -> None:
     path = tmp_path / "store.pm"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -99,3 +101,138 @@ def test_a_copy_that_was_made_while_a_drain_wrote(tmp_path: Path) -> None:
             archived(steps)
     found = Archive(Sources([copy]))
     assert len(found) == 21 and all(found[version]["x"].shape == (10,) for version in found)
+
+
+MERGED = "000000000001-000000000032-000000"
+
+
+class Hooked(Memory):
+    """Calls a function once, before an object of this name is created, or after it."""
+
+    def __init__(self, objects: dict[str, bytes], name: str, before: bool, call: Callable[[], object]) -> None:
+        super().__init__(objects)
+        self.name, self.before, self.call = name, before, call
+
+    def create(self, name: str, data: Sequence[bytes]) -> None:  # type: ignore[override]
+        found = name.startswith(self.name)
+        if found and self.before:
+            self._once()
+        super().create(name, data)
+        if found and not self.before:
+            self._once()
+
+    def _once(self) -> None:
+        call, self.call = self.call, lambda: None
+        call()
+
+
+def test_a_drain_that_is_refused_for_its_list_ends_no_other(tmp_path: Path) -> None:
+    place = Memory()
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, place) as steps:
+        versions(store, steps, range(33))
+        for earlier in ([], [MERGED]):
+            with pytest.raises(pmstore.ArchiveDamagedError, match="try again later"):
+                if earlier:
+                    versions(store, steps, range(33, 66))
+                with stepping(store, Stale(place.objects, earlier, 1000)):
+                    pass
+            versions(store, steps, range(1))
+
+
+def test_I26_a_merge_while_another_writer_begins(tmp_path: Path) -> None:
+    """It reads the old token before the merge, and its lists are from a cache."""
+    objects: dict[str, bytes] = {}
+    with pmstore.open(tmp_path / "store.pm") as store:
+        with stepping(store, Memory(objects)) as steps:
+            versions(store, steps, range(31))
+
+            class Cached(Hooked):
+                lists: list[str] | None = None
+
+                def list(self, folder: str) -> list[str]:
+                    if folder != "index":
+                        return super().list(folder)
+                    self.lists = self.lists or super().list(folder)
+                    return self.lists
+
+            cached = Cached(objects, "writers/", True, lambda: versions(store, steps, range(1)))
+            with pytest.raises(pmstore.ArchiveDamagedError, match="try again later"), stepping(store, cached):
+                pass
+    found = Archive(Sources([Memory(objects)]))
+    assert len(found) == 32 and found[32]["x"].shape == (10,)
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["empty", "filled anew"])
+def test_a_place_that_is_emptied_while_a_writer_merges(again: bool, tmp_path: Path) -> None:
+    """The writer makes no token there, which would let it go on, and end the next one."""
+    objects: dict[str, bytes] = {}
+
+    def empty() -> None:
+        objects.clear()
+        if again:
+            with stepping(store, Memory(objects)) as other:
+                versions(store, other, range(3))
+
+    with pmstore.open(tmp_path / "store.pm") as store:
+        for _ in range(2):
+            with stepping(store, Memory(objects)):
+                pass
+        with stepping(store, Hooked(objects, f"index/{MERGED}", False, empty)) as steps:
+            with pytest.raises(pmstore.ArchiveDamagedError, match="was emptied"):
+                versions(store, steps, range(40))
+        objects.pop(f"index/{MERGED}", None)  # of the writer that ended
+        with stepping(store, Memory(objects)) as steps:
+            versions(store, steps, range(3))
+    found = Archive(Sources([Memory(objects)]))
+    assert len(found) == 3 + again * 3 and all(found[version]["x"].shape == (10,) for version in found)
+
+
+def test_a_token_that_could_not_be_told_is_told_before_names_are_freed(tmp_path: Path) -> None:
+    class Fails(Memory):
+        fails = 0
+
+        def put(self, name: str, data: Sequence[bytes]) -> None:  # type: ignore[override]
+            if name.startswith("writers/") and name in self.objects and self.fails:
+                self.fails -= 1
+                raise pmstore.ArchiveUnavailableError(errno.EIO, "a fault")
+            super().put(name, data)
+
+    place = Fails()
+    with pmstore.open(tmp_path / "store.pm") as store:
+        with stepping(store, place) as steps:
+            versions(store, steps, range(32))
+        for version in Archive(Sources([place])).versions():
+            Archive(Sources([place])).tag(f"t{version}", version)
+        with stepping(store, place, keep=5) as steps:
+            place.fails = 1
+            versions(store, steps, range(8))
+        with pytest.raises(pmstore.ArchiveDamagedError), stepping(store, Stale(place.objects, [MERGED], 1000)):
+            pass
+
+
+def test_a_flush_whose_name_a_power_cut_has_taken(tmp_path: Path) -> None:
+    """A drain has seen its name before it was durable. The token does not tell of it."""
+    place = Memory()
+    with pmstore.open(tmp_path / "store.pm") as store:
+        with stepping(store, place) as steps:
+            versions(store, steps, range(5))
+        with stepping(store, place):
+            pass
+        place.delete([f"index/{place.list('index')[-1]}"])
+        with stepping(store, place) as steps:
+            versions(store, steps, range(2))
+    found = Archive(Sources([place]))
+    assert found.versions() == [1, 2, 3, 4, 6, 7] and all(found[version]["x"].shape == (10,) for version in found)
+
+
+def test_readers_of_a_place_that_was_filled_anew(tmp_path: Path) -> None:
+    place = Memory()
+    with pmstore.open(tmp_path / "store.pm") as store:
+        with stepping(store, place) as steps:
+            versions(store, steps, range(10))
+        reader = Archive(Sources([place]))
+        place.objects.clear()
+        with stepping(store, place) as steps:
+            versions(store, steps, range(3))
+        reader.refresh()
+        assert reader.versions() == Archive(Sources([place])).versions()

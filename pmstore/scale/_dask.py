@@ -152,11 +152,14 @@ class Dask(Engine):
     def _addresses(self) -> list[str]:
         """The addresses of the workers that the scheduler knows. Raises OSError or TimeoutError if it does not answer:
         `Client.scheduler_info` would wait for a stopped one without an end."""
-        self._answers = False
         limit = max(self._patience, ANSWER)
-        found = self._client.sync(self._client.scheduler.identity, callback_timeout=limit)["workers"]
+        try:
+            found = self._client.sync(self._client.scheduler.identity, callback_timeout=limit)
+        except BaseException:  # not before the call: a thread of a place may be in it when the fit's thread reads this
+            self._answers = False
+            raise
         self._answers = True
-        return list(found)
+        return list(found["workers"])
 
     def _free(self) -> str:
         """The address of a worker without an actor, or ""."""

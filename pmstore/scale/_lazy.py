@@ -10,7 +10,7 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from pmstore.scale._shards import Shard, check_kind, shards_of, with_columns
+from pmstore.scale._shards import Shard, check_kind, is_dask, shards_of, with_columns
 
 Array = npt.NDArray[Any]
 
@@ -69,7 +69,7 @@ def is_sharded(data: Any) -> bool:
 def lazily(data: Any, function: Callable[[Array], Array], columns: Sequence[str] | None = None) -> Any:
     """The results of a function of a block of rows: a dask array for one of dask, otherwise `LazyParts`. columns: those
     that .parquet files must have, in any order."""
-    return _over_dask(data, function) if _is_dask(data) else LazyParts(_shards_of(data, columns), function)
+    return _over_dask(data, function) if is_dask(data) else LazyParts(_shards_of(data, columns), function)
 
 
 def blocks_of(data: Any, columns: Sequence[str] | None = None) -> Iterator[Array]:
@@ -99,11 +99,7 @@ def _rows_of(block: Any) -> Array:
 
 
 def _is_part(data: Any) -> bool:
-    return isinstance(data, Shard | str | os.PathLike) or _is_dask(data) or type(data).__module__.startswith("zarr.")
-
-
-def _is_dask(data: Any) -> bool:
-    return type(data).__module__.partition(".")[0] == "dask" and hasattr(type(data), "map_blocks")
+    return isinstance(data, Shard | str | os.PathLike) or is_dask(data) or type(data).__module__.startswith("zarr.")
 
 
 def _over_dask(data: Any, function: Callable[[Array], Array]) -> Any:

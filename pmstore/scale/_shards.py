@@ -153,16 +153,20 @@ def _others(data: Any) -> Iterable[Shard]:
     if isinstance(data, str | os.PathLike):
         elsewhere = "shards of paths are read from files: give a pmstore.Shard with a loader of your own"
         return _of_file(Path(local_path(data, elsewhere)).absolute())
-    module = type(data).__module__.partition(".")[0]
-    if module == "dask" and hasattr(type(data), "map_blocks"):  # a Delayed has any
+    if is_dask(data):
         return _of_dask(data)
-    if module == "zarr" and hasattr(data, "chunks") and getattr(data, "shape", None):
+    if type(data).__module__.partition(".")[0] == "zarr" and hasattr(data, "chunks") and getattr(data, "shape", None):
         ends = [*range(0, data.shape[0], data.chunks[0]), data.shape[0]]
         return [Shard(_part, data, begin, end) for begin, end in itertools.pairwise(ends)]
     raise TypeError(
         f"shards are made of arrays (numpy, dask, zarr), of paths of .npy and .parquet files, of pmstore.Shard, and of "
         f"lists of these, not of {type(data).__module__}.{type(data).__qualname__}: give its values as an array"
     )
+
+
+def is_dask(data: Any) -> bool:
+    """Whether this is an array of dask. The type is asked, as a Delayed has any attribute."""
+    return type(data).__module__.partition(".")[0] == "dask" and hasattr(type(data), "map_blocks")
 
 
 def _of_file(path: Path) -> Iterable[Shard]:

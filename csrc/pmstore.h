@@ -448,7 +448,7 @@ typedef enum {
     /* The lines of offset, length: durable at the next fence. File: handed to the disk, durable at the next flush of
      * the disk (sync_file_range) */
     PM_EVENT_FLUSH,
-    PM_EVENT_FENCE,
+    PM_EVENT_FENCE,        /* orders what its thread streamed and flushed */
     PM_EVENT_WRITE,        /* pwrite */
     /* The bytes of offset, length are durable now, and so is what was handed to the disk before */
     PM_EVENT_SYNC_RANGE,
@@ -470,8 +470,9 @@ typedef enum {
 
 typedef struct {
     uint64_t offset, length; /* in the file */
-    uint32_t kind, has_data;
-    uint64_t data; /* index of the written bytes in pm_trace_data */
+    uint32_t kind;
+    uint16_t has_data, thread; /* thread: 0: the program; or one of the store's, counted from 1 */
+    uint64_t data;             /* index of the written bytes in pm_trace_data */
 } pm_event;
 
 /* Makes an empty trace; NULL if there is no memory. seed: if not 0, stores under this trace draw their ids and salts

@@ -12,6 +12,7 @@ struct pm_routine {
     const void *waits;  /* it waits for a wake of this place; NULL: it can run */
     uint64_t until;     /* or for this time; 0: for ever */
     bool ended;
+    uint16_t number; /* the least that no other routine of the schedule has, from 1 on */
     pm_routine *next;
 };
 
@@ -51,6 +52,11 @@ uint64_t pm_schedule_choose(pm_schedule *schedule, uint64_t below)
     z = (z ^ z >> 30) * UINT64_C(0xbf58476d1ce4e5b9);
     z = (z ^ z >> 27) * UINT64_C(0x94d049bb133111eb);
     return (z ^ z >> 31) % below;
+}
+
+uint16_t pm_schedule_thread(void)
+{
+    return self ? self->number : 0;
 }
 
 uint64_t pm_schedule_now(const pm_schedule *schedule)
@@ -148,6 +154,13 @@ void pm_schedule_remove(pm_schedule *schedule, pm_scheduled_work *work)
 
 /* ---- threads ----------------------------------------------------------------------------------------------------- */
 
+static bool has_number(const pm_schedule *schedule, uint16_t number)
+{
+    const pm_routine *each = schedule->routines;
+    while (each && each->number != number) each = each->next;
+    return each;
+}
+
 pm_routine *pm_schedule_routine_new(pm_schedule *schedule, void *(*run)(void *), void *argument)
 {
     pm_routine *routine = calloc(1, sizeof *routine);
@@ -156,6 +169,7 @@ pm_routine *pm_schedule_routine_new(pm_schedule *schedule, void *(*run)(void *),
     sem_init(&routine->go, 0, 0);
     sem_init(&routine->back, 0, 0);
     pthread_mutex_lock(&schedule->mutex);
+    for (routine->number = 1; has_number(schedule, routine->number);) routine->number++;
     routine->next = schedule->routines;
     schedule->routines = routine;
     pthread_mutex_unlock(&schedule->mutex);

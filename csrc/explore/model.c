@@ -35,6 +35,7 @@ static bool events_valid(const pm_recording *recording)
         bool places = is_write(event->kind) || event->kind == PM_EVENT_FLUSH || event->kind == PM_EVENT_SYNC_RANGE;
         if (places && (event->offset > PM_REGION_LIMIT || event->length > PM_REGION_LIMIT)) return false;
         if (event->kind == PM_EVENT_GROW && event->offset > PM_REGION_LIMIT) return false;
+        if (event->thread >= PM_MODEL_THREADS) return false;
         if (is_write(event->kind) && (!event->has_data || event->data > recording->data_size ||
                                       event->length > recording->data_size - event->data))
             return false;
@@ -49,7 +50,8 @@ pm_status pm_model_init(pm_model *model, const pm_recording *recording, const pm
     if (!model->memory &&
         (model->unit_size < 64 || model->unit_size > 1 << 16 || model->unit_size & (model->unit_size - 1)))
         return pm_fail(PM_INVALID, "a sector has a power of two bytes, from 64 to 65536");
-    if (!events_valid(recording)) return pm_fail(PM_CORRUPT, "the recording is damaged: an event points outside it");
+    if (!events_valid(recording))
+        return pm_fail(PM_CORRUPT, "the recording is damaged: an event points outside it, or has an unknown thread");
     model->capacity = pm_round_up(largest_size(recording), PM_PAGE);
     model->units = model->capacity / model->unit_size + 1;
     model->size = model->visible = recording->base_size;
@@ -143,7 +145,8 @@ static void make_durable(pm_model *model, pm_model_cell *cell, uint32_t count)
         if (model->mirror) copy_unit(model, cell->unit, model->durable, model->mirror);
     }
     cell->count -= count;
-    cell->handed = cell->handed > count ? cell->handed - count : 0;
+    for (unsigned i = 0; i < PM_MODEL_THREADS; i++)
+        cell->handed[i] = cell->handed[i] > count ? cell->handed[i] - count : 0;
     memmove(cell->writes, cell->writes + count, cell->count * sizeof *cell->writes);
 }
 
@@ -195,13 +198,30 @@ static void feed_failed_sync(pm_model *model, const pm_event *event)
         uint64_t at = cell->unit * model->unit_size;
         if (cell->unit == PM_MODEL_SIZE || (event->length && (at + model->unit_size <= from || at >= end))) continue;
         cell->abandoned = true;
-        cell->handed = 0;
+        cell->handed[0] = 0;
     }
 }
 
-static void hand(pm_model_cell *cell)
+/* The disk is flushed for all threads. */
+static unsigned thread_of(const pm_model *model, const pm_event *event)
 {
-    if (!cell->abandoned) cell->handed = cell->count;
+    return model->memory ? event->thread : 0;
+}
+
+static void hand(pm_model_cell *cell, unsigned thread)
+{
+    if (!cell->abandoned) cell->handed[thread] = cell->count;
+}
+
+/* The threads before have ended, and the kernel has ordered what they flushed as it took them off their processors: a
+ * fence of any other counts for it. */
+static void hand_over(pm_model *model)
+{
+    for (size_t i = 0; i < model->count; i++)
+        for (unsigned thread = 1; thread < PM_MODEL_THREADS; thread++) {
+            uint32_t *handed = model->cells[i].handed;
+            if (handed[thread] > handed[0]) handed[0] = handed[thread];
+        }
 }
 
 static void feed_write(pm_model *model, const pm_event *event, const uint8_t *data)
@@ -215,7 +235,7 @@ static void feed_write(pm_model *model, const pm_event *event, const uint8_t *da
             add_write(model, unit, (pm_model_write){at, data + (at - event->offset), (uint32_t)(stop - at)});
         if (!cell) return;
         if (!model->memory) reclaim_page(model, at);
-        if (event->kind == PM_EVENT_STREAM) cell->handed = cell->count;
+        if (event->kind == PM_EVENT_STREAM) cell->handed[thread_of(model, event)] = cell->count;
         at = stop;
     }
     if (model->eadr && event->kind == PM_EVENT_STORE) model->stored = event;
@@ -234,25 +254,25 @@ static void end_store(pm_model *model)
     drop_durable(model);
 }
 
-static void feed_flush(pm_model *model, uint64_t offset, uint64_t length)
+static void feed_flush(pm_model *model, const pm_event *event)
 {
-    if (!length) return;
-    uint64_t last = (offset + length - 1) / model->unit_size;
-    for (uint64_t unit = offset / model->unit_size; unit <= last && unit < model->units - 1; unit++)
-        if (model->index[unit]) hand(&model->cells[model->index[unit] - 1]);
+    if (!event->length) return;
+    uint64_t last = (event->offset + event->length - 1) / model->unit_size;
+    for (uint64_t unit = event->offset / model->unit_size; unit <= last && unit < model->units - 1; unit++)
+        if (model->index[unit]) hand(&model->cells[model->index[unit] - 1], thread_of(model, event));
 }
 
-static void feed_fence(pm_model *model)
+static void feed_fence(pm_model *model, unsigned thread)
 {
     for (size_t i = 0; i < model->count; i++)
-        if (!model->cells[i].abandoned) make_durable(model, &model->cells[i], model->cells[i].handed);
+        if (!model->cells[i].abandoned) make_durable(model, &model->cells[i], model->cells[i].handed[thread]);
     drop_durable(model);
 }
 
 static void hand_size(pm_model *model, uint64_t beyond)
 {
     uint32_t index = *index_of(model, PM_MODEL_SIZE);
-    if (index && beyond > model->size) model->cells[index - 1].handed = model->cells[index - 1].count;
+    if (index && beyond > model->size) hand(&model->cells[index - 1], 0);
 }
 
 void pm_model_feed(pm_model *model, const pm_recording *recording, const pm_event *event)
@@ -265,27 +285,30 @@ void pm_model_feed(pm_model *model, const pm_recording *recording, const pm_even
         feed_write(model, event, recording->data + event->data);
         break;
     case PM_EVENT_FLUSH:
-        feed_flush(model, event->offset, event->length);
+        feed_flush(model, event);
         break;
     case PM_EVENT_FENCE:
-        feed_fence(model);
+        feed_fence(model, thread_of(model, event));
         break;
     case PM_EVENT_SYNC_RANGE:
         /* The range becomes durable with the metadata that is needed to read it, and with everything that was handed to
          * the disk before, as the disk is flushed. */
-        feed_flush(model, event->offset, event->length);
+        feed_flush(model, event);
         hand_size(model, event->offset + event->length);
-        feed_fence(model);
+        feed_fence(model, 0);
         break;
     case PM_EVENT_SYNC:
-        for (size_t i = 0; i < model->count; i++) hand(&model->cells[i]);
-        feed_fence(model);
+        for (size_t i = 0; i < model->count; i++) hand(&model->cells[i], 0);
+        feed_fence(model, 0);
         break;
     case PM_EVENT_SYNC_FAILED:
         feed_failed_sync(model, event);
         break;
     case PM_EVENT_GROW:
         feed_size(model, event->offset);
+        break;
+    case PM_EVENT_OPEN:
+        hand_over(model);
         break;
     default:
         break;

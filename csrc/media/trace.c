@@ -74,12 +74,14 @@ static void add(pm_trace *trace, pm_event_kind kind, uint64_t offset, uint64_t l
     }
     if (bytes) memcpy(trace->data + trace->used, data, bytes);
     pm_event *last = trace->count ? &trace->events[trace->count - 1] : NULL;
+    pm_event event = {.offset = offset, .length = length, .kind = kind, .has_data = data != NULL,
+                      .thread = pm_schedule_thread(), .data = trace->used};
     /* Lines that are streamed in a row are one event. */
-    if (last && kind == PM_EVENT_STREAM && last->kind == kind && last->offset + last->length == offset)
+    if (last && kind == PM_EVENT_STREAM && last->kind == kind && last->thread == event.thread
+        && last->offset + last->length == offset)
         last->length += length;
     else
-        trace->events[trace->count++] =
-            (pm_event){.offset = offset, .length = length, .kind = kind, .has_data = data != NULL, .data = trace->used};
+        trace->events[trace->count++] = event;
     trace->used += bytes;
 }
 

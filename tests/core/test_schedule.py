@@ -13,7 +13,9 @@ import pmstore
 from pmstore._core import lib
 from pmstore.testing._base.errors import CrashTestError
 from pmstore.testing._store.engine import Options, Schedule, image
+from pmstore.testing._store.marks import events_of
 from pmstore.testing._store.recording import Recorder, Recording
+from tests.conftest import MEMORY
 from tests.support.crashes import record
 from tests.support.crashes_async import ASYNC, lazily
 
@@ -54,6 +56,26 @@ def test_a_seed_gives_one_order_and_others_give_others(tmp_path: Path, durabilit
         assert (first.events, first.data) == (again.events, again.data)
         orders.append(tuple(events(first)))
     assert len(set(orders)) > 2
+
+
+def test_recordings_say_which_thread_fenced(directory: Path) -> None:
+    """A fence orders only what its thread streamed (M3): the thread that writes back has one of its own."""
+    if not MEMORY.is_dir():
+        pytest.skip("no /dev/shm")
+    beside = 0
+    for seed in range(1, 9):
+        with Recorder(directory / f"{seed}.pm", "memory", seed, pace=128) as recorder:
+            with pmstore.open(directory / f"{seed}.pm") as store:
+                rows(store)
+        streamed: set[int] = set()
+        for event in events_of(recorder.recording):
+            if event["kind"] == lib.PM_EVENT_STREAM:
+                streamed.add(int(event["thread"]))
+            elif event["kind"] == lib.PM_EVENT_FENCE:
+                beside += len(streamed - {0})
+                assert streamed <= {event["thread"]}
+                streamed.clear()
+    assert beside
 
 
 def test_commits_become_durable_in_the_background(tmp_path: Path) -> None:

@@ -79,6 +79,14 @@ MUTANTS = [
         "nobody waits for the thread that brings the committed image up to date",
     ),
     Mutant(
+        "write-back-thread-without-its-fence",
+        "R",
+        WRITE_BACK,
+        "status == PM_OK && store->media.byte_addressable",
+        "status != PM_OK && store->media.byte_addressable",
+        "the fence of a later checkpoint does not order what the thread has streamed",
+    ),
+    Mutant(
         "overflowed-body-s-space-given-back",
         "P",
         WRITE_BACK,

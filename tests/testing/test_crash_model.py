@@ -24,12 +24,16 @@ A, B, C = 0, 512, 4096  # three sectors of 512 bytes; A and B are in one of 4096
 
 
 class Step(NamedTuple):
-    """One event. data: what it writes; or None."""
+    """One event. data: what it writes; or None. thread: 0: the program; or one of the store's."""
 
     kind: int
     offset: int = 0
     length: int = 0
     data: bytes | None = None
+    thread: int = 0
+
+    def by(self, thread: int) -> Step:
+        return self._replace(thread=thread)
 
 
 def recorded(medium: str, base: bytes, steps: Sequence[Step]) -> Recording:
@@ -38,7 +42,7 @@ def recorded(medium: str, base: bytes, steps: Sequence[Step]) -> Recording:
     data = b""
     for event, step in zip(events, steps):
         event.kind, event.offset, event.length = step.kind, step.offset, step.length
-        event.has_data, event.data = step.data is not None, len(data)
+        event.has_data, event.data, event.thread = step.data is not None, len(data), step.thread
         data += step.data or b""
     return Recording(medium, base, bytes(ffi.buffer(events)), data)
 
@@ -74,6 +78,7 @@ def grow(size: int) -> Step:
 SYNC_FAILED = Step(lib.PM_EVENT_SYNC_FAILED, 0, 0, None)
 FENCE = Step(lib.PM_EVENT_FENCE, 0, 0, None)
 SYNC = Step(lib.PM_EVENT_SYNC, 0, 0, None)
+OPEN = Step(lib.PM_EVENT_OPEN, 0, 0, None)
 DONE = Step(lib.PM_EVENT_COMMIT_END, 1, 0, None)
 
 
@@ -161,6 +166,42 @@ MEMORY: dict[str, tuple[tuple[Step, ...], tuple[int, ...], set[Any], set[Any]]] 
         every((0, 1), (0, 1)),
         {(1, 0), (1, 1)},
     ),
+    "flushed by another thread than that of the fence": (
+        (store(X, 1), flush(X).by(1), FENCE),
+        (X,),
+        {(0,), (1,)},
+        {(0,), (1,)},
+    ),
+    "stored by one thread, flushed and fenced by another": (
+        (store(X, 1).by(1), flush(X), FENCE),
+        (X,),
+        {(0,), (1,)},
+        {(1,)},
+    ),
+    "streamed by a thread, and not fenced by it": (
+        (stream(X, 1).by(2), stream(Y, 1), FENCE.by(1), FENCE),
+        (X, Y),
+        every((0, 1), (0, 1)),
+        {(0, 1), (1, 1)},
+    ),
+    "flushed by two threads, one of which fences": (
+        (store(X, 1), flush(X).by(1), store(X, 2), flush(X).by(2), FENCE.by(1)),
+        (X,),
+        {(0,), (1,), (2,)},
+        {(1,), (2,)},
+    ),
+    "flushed by two threads, of which the later one fences": (
+        (store(X, 1), flush(X).by(1), store(X, 2), flush(X).by(2), FENCE.by(2), store(X, 3), FENCE.by(1)),
+        (X,),
+        {(0,), (1,), (2,), (3,)},
+        {(2,), (3,)},
+    ),
+    "streamed by a thread of a store that is opened anew": (
+        (stream(X, 1).by(1), OPEN, FENCE),
+        (X,),
+        {(0,), (1,)},
+        {(1,)},
+    ),
 }
 
 EADR: dict[str, tuple[tuple[Step, ...], tuple[int, ...], set[Any], set[Any]]] = {
@@ -192,6 +233,12 @@ FILE: dict[str, tuple[tuple[Step, ...], tuple[int, ...], set[Any], set[Any]]] = 
         {(0, 1), (1, 1)},
     ),
     "handed to the disk, which is not flushed": ((write(A, 1), flush(A)), (A,), {(0,), (1,)}, {(0,), (1,)}),
+    "handed to the disk by another thread, and taken along": (
+        (write(A, 1).by(1), flush(A).by(1), write(B, 1), sync_range(B)),
+        (A, B),
+        every((0, 1), (0, 1)),
+        {(1, 1)},
+    ),
     "handed to the disk, and taken along by the sync of another range": (
         (write(A, 1), flush(A), write(B, 1), sync_range(B)),
         (A, B),

@@ -20,6 +20,7 @@ from tests.testing.test_crash_model import Step, recorded
 
 PAGE = 4096
 LINE = 64
+NOW = -1  # no thread: what is sure for it needs no fence
 MOST_STATES = 1000  # at a crash point: the explorer evaluates all of no more (EXHAUSTIVE in engine.py)
 
 States = dict[tuple[int, int], set[bytes]]  # what crashes leave, by bounds: acknowledged, started
@@ -27,11 +28,11 @@ States = dict[tuple[int, int], set[bytes]]  # what crashes leave, by bounds: ack
 
 @dataclass
 class Write:
-    """What one event writes into one cell. sure: at the next fence it is durable. abandoned: M5."""
+    """What one event writes into one cell. sure: the threads at whose next fence it is durable."""
 
     offset: int
     data: bytes
-    sure: bool = False
+    sure: set[int] = field(default_factory=set)
 
 
 @dataclass
@@ -72,35 +73,39 @@ class Machine:
             writes.append(Write(begin, step.data[begin - step.offset : end - step.offset]))
             if step.kind == lib.PM_EVENT_STREAM:
                 for write in writes:  # of a cell, the first writes are kept: with this one, those before
-                    write.sure = True
+                    write.sure.add(self.thread(step))
             pages = {begin // PAGE, (end - 1) // PAGE}
             self.abandoned = {one for one in self.abandoned if one * self.cell // PAGE not in pages}
             if self.eadr and step.kind == lib.PM_EVENT_STORE:
                 for write in writes:
-                    write.sure = True
+                    write.sure.add(NOW)
                 self.storing.add(number)
 
-    def make_durable(self, number: int) -> None:
-        """Make the sure writes of one cell durable."""
+    def make_durable(self, number: int, thread: int) -> None:
+        """Make the writes of one cell durable that are sure for a thread."""
         left = self.cells.pop(number, [])
-        while left and left[0].sure:
+        while left and thread in left[0].sure:
             write = left.pop(0)
             self.disk[write.offset : write.offset + len(write.data)] = write.data
         if left:
             self.cells[number] = left
 
-    def hand(self, begin: int, end: int) -> None:
-        """What the cells from begin to end hold now is sure at the next fence."""
+    def thread(self, step: Step) -> int:
+        """Whose fence counts for a step: a disk is flushed for all threads."""
+        return step.thread if self.medium == "memory" else 0
+
+    def hand(self, begin: int, end: int, thread: int) -> None:
+        """What the cells from begin to end hold now is sure at the next fence of a thread."""
         for number, writes in self.cells.items():
             if number * self.cell < end and (number + 1) * self.cell > begin and number not in self.abandoned:
                 for write in writes:
-                    write.sure = True
+                    write.sure.add(thread)
 
-    def fence(self) -> None:
-        """M3: what is sure is durable."""
+    def fence(self, thread: int) -> None:
+        """M3: what is sure for the thread is durable."""
         for number in list(self.cells):
             if number not in self.abandoned:
-                self.make_durable(number)
+                self.make_durable(number, thread)
         while self.sizes and self.sizes[0][1]:
             self.size = self.sizes.pop(0)[0]
 
@@ -113,28 +118,36 @@ class Machine:
             if number * self.cell // PAGE in range(begin // PAGE, (end - 1) // PAGE + 1):
                 self.abandoned.add(number)
                 for write in writes:
-                    write.sure = False
+                    write.sure = set()
+
+    def open(self) -> None:
+        """M3: what the threads before flushed is sure at a fence of any other."""
+        for write in itertools.chain(*self.cells.values()):
+            if write.sure:
+                write.sure.add(0)
 
     def happen(self, step: Step) -> None:
         """One event. With eADR a store is durable once it has happened, and may be torn while it happens."""
         for number in self.storing:
-            self.make_durable(number)
+            self.make_durable(number, NOW)
         self.storing = set()
         if step.kind in (lib.PM_EVENT_STORE, lib.PM_EVENT_STREAM, lib.PM_EVENT_WRITE):
             self.write(step)
         elif step.kind == lib.PM_EVENT_FLUSH:
-            self.hand(step.offset, step.offset + step.length)
+            self.hand(step.offset, step.offset + step.length, self.thread(step))
         elif step.kind == lib.PM_EVENT_FENCE:
-            self.fence()
+            self.fence(self.thread(step))
+        elif step.kind == lib.PM_EVENT_OPEN:
+            self.open()
         elif step.kind == lib.PM_EVENT_SYNC_RANGE:
-            self.hand(step.offset, step.offset + step.length)
+            self.hand(step.offset, step.offset + step.length, 0)
             if step.offset + step.length > self.size:
                 self.hand_sizes()
-            self.fence()
+            self.fence(0)
         elif step.kind == lib.PM_EVENT_SYNC:
-            self.hand(0, self.seen)
+            self.hand(0, self.seen, 0)
             self.hand_sizes()
-            self.fence()
+            self.fence(0)
         elif step.kind == lib.PM_EVENT_SYNC_FAILED:
             self.failed(step.offset, step.offset + step.length if step.length else max(self.seen, 1))
         elif step.kind == lib.PM_EVENT_GROW:
@@ -234,19 +247,23 @@ def memory_programs(draw: st.DrawFn) -> list[Step]:
     out: list[Step] = []
     sequence = [1]
     for number in range(draw(st.integers(1, 7))):
-        kind = draw(st.sampled_from(("store", "store", "stream", "flush", "fence", "mark", "grow")))
+        kind = draw(st.sampled_from(("store", "store", "stream", "flush", "fence", "fence", "open", "mark", "grow")))
+        thread = draw(st.sampled_from((0, 0, 1, 3)))
         at = draw(st.sampled_from((0, 8, 16, 48, 56, 60, 64, 120, 4088)))
         length = draw(st.sampled_from((1, 4, 8, 12, 16, 24)))
         length = min(length, PAGE - at)
         data = bytes([200 + number]) * length
         if kind == "store":
-            out.append(Step(lib.PM_EVENT_STORE, at, length, data))
+            out.append(Step(lib.PM_EVENT_STORE, at, length, data, thread))
         elif kind == "stream":
-            out.append(Step(lib.PM_EVENT_STREAM, at, length, data))
+            out.append(Step(lib.PM_EVENT_STREAM, at, length, data, thread))
         elif kind == "flush":
-            out.append(Step(lib.PM_EVENT_FLUSH, at // LINE * LINE, LINE * draw(st.integers(1, 2))))
+            length = LINE * draw(st.integers(1, 2))
+            out.append(Step(lib.PM_EVENT_FLUSH, at // LINE * LINE, length, thread=thread))
         elif kind == "fence":
-            out.append(Step(lib.PM_EVENT_FENCE))
+            out.append(Step(lib.PM_EVENT_FENCE, thread=thread))
+        elif kind == "open":
+            out.append(Step(lib.PM_EVENT_OPEN))
         elif kind == "grow":
             out.append(Step(lib.PM_EVENT_GROW, PAGE * draw(st.integers(1, 2))))
         else:

@@ -38,7 +38,7 @@ from pmstore.testing._store.places import file_map, lost_text
 from pmstore.testing._store.recording import Recorder, Recording
 from pmstore.testing._store.shrink import ddmin, shrink
 
-EVENT = struct.Struct("<QQIIQ")
+EVENT = struct.Struct("<QQIHHQ")
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 FENCES = {lib.PM_EVENT_FENCE, lib.PM_EVENT_SYNC, lib.PM_EVENT_SYNC_RANGE}
 

@@ -14,7 +14,9 @@ from pmstore.testing._store.recording import Recording
 
 __all__ = ["Marks", "beginning_at", "first_difference", "image_may_lag"]
 
-EVENT = np.dtype([("offset", "<u8"), ("length", "<u8"), ("kind", "<u4"), ("has_data", "<u4"), ("data", "<u8")])
+EVENT = np.dtype(
+    [("offset", "<u8"), ("length", "<u8"), ("kind", "<u4"), ("has_data", "<u2"), ("thread", "<u2"), ("data", "<u8")]
+)
 
 
 def events_of(recording: Recording) -> np.ndarray[Any, np.dtype[np.void]]:
@@ -91,8 +93,8 @@ def beginning_at(recording: Recording, event: int) -> Recording:
     start = int(syncs[-1]) + 1 if len(syncs) else 0
     marks = Marks(recording, start)
     # A commit in progress there has had its sync: no event before this one failed.
-    head = np.array([(marks.started, marks.hashes[marks.started][-1], lib.PM_EVENT_RECOVERED, 0, 0)], EVENT)
+    head = np.array([(marks.started, marks.hashes[marks.started][-1], lib.PM_EVENT_RECOVERED, 0, 0, 0)], EVENT)
     if _lazily(events[:start]):
-        head = np.append(head, np.array([(marks.started, 0, lib.PM_EVENT_DURABLE, 0, 0)], EVENT))
+        head = np.append(head, np.array([(marks.started, 0, lib.PM_EVENT_DURABLE, 0, 0, 0)], EVENT))
     base = engine.image(recording, Schedule(start, "nothing"), Options()) if start else recording.base
     return replace(recording, base=base, events=head.tobytes() + events[start:].tobytes())

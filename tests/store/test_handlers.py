@@ -13,18 +13,21 @@ import pytest
 from scipy import sparse
 
 import pmstore
+from tests.conftest import LONGER
 from tests.store.test_interrupts import signal_at
 
 pytestmark = pytest.mark.parametrize("medium", ["memory"], indirect=True)
+EYE = {size: sparse.csr_matrix(np.eye(size)) for size in (2, 3)}
+ONES = {size: sparse.csr_matrix(np.ones((size, size))) for size in (2, 3, 4)}
 
 
 def begin(store: Any) -> None:
     store.clear()
-    store["matrix"] = sparse.csr_matrix(np.eye(3))
+    store["matrix"] = EYE[3]
     store["old"] = np.arange(600.0)
     store["group/list"] = [1]
     store.create_list("group/persistent").extend(["a", "z" * 3000])
-    store["group/matrix"] = sparse.csr_matrix(np.eye(2))
+    store["group/matrix"] = EYE[2]
     store.attrs("old")["unit"] = "m"
     store.attrs("group/list")["unit"] = "s"
     rows = store.create_array("rows", (3,), "i8", maxshape=(None,), fill_value=1)
@@ -54,16 +57,21 @@ def state(store: Any) -> dict[str, Any]:
     """What a store has, but for what the handlers save."""
     found: dict[str, Any] = {}
     for name in store:
+        if name == "saved":
+            continue
         value = store[name]
-        value = value.toarray() if sparse.issparse(value) else value
-        text = value if isinstance(value, str) else repr([np.shape(value), *np.ravel(value)[:700]])
-        if name != "saved":
-            found[name] = (type(store[name]).__name__, text, dict(store.attrs(name)))
+        kind = type(value).__name__
+        if sparse.issparse(value):
+            value = (value.shape, value.dtype, value.data.tolist(), value.indices.tolist(), value.indptr.tolist())
+        elif not isinstance(value, str):
+            array = np.asarray(value)
+            value = (array.shape, array.dtype, array.ravel()[:700].tolist())
+        found[name] = (kind, value, dict(store.attrs(name)))
     return found
 
 
 def save(store: Any) -> None:
-    store["saved"] = sparse.csr_matrix(np.ones((2, 2)))
+    store["saved"] = ONES[2]
     store.commit()
 
 
@@ -114,7 +122,7 @@ def begin_pending(store: Any) -> None:
     """A store of which half is committed."""
     store.clear()
     store.create_list("list").append("a")
-    store["object"] = sparse.csr_matrix(np.eye(3))
+    store["object"] = EYE[3]
     store["array"] = np.arange(600.0)
     store["group/one"] = "y" * 2000
     store.attrs("array")["unit"] = store.attrs("group/one")["unit"] = "m"
@@ -122,10 +130,10 @@ def begin_pending(store: Any) -> None:
     store.commit()
     store["list"].extend(["b" * 3000, "c"])
     store.create_list("new list").append("a")
-    store["object"] = sparse.csr_matrix(np.eye(2))
+    store["object"] = EYE[2]
     store["new"] = 1
     store.attrs("new")["unit"] = "s"
-    store["group/two"] = sparse.csr_matrix(np.eye(2))
+    store["group/two"] = EYE[2]
     store.append("rows", [2])
 
 
@@ -159,7 +167,7 @@ PREPARED: dict[str, Callable[[Any], Callable[[], object]]] = {
     "number for a list": lambda store: functools.partial(store.__setitem__, "new list", 2),
     "same shape": lambda store: functools.partial(store.__setitem__, "array", np.ones(600)),
     "other shape": lambda store: functools.partial(store.__setitem__, "array", np.ones(900)),
-    "object": lambda store: functools.partial(store.__setitem__, "object", sparse.csr_matrix(np.ones((4, 4)))),
+    "object": lambda store: functools.partial(store.__setitem__, "object", ONES[4]),
     "delete": lambda store: functools.partial(store.__delitem__, "object"),
     "pop a value": lambda store: functools.partial(store.pop, "new"),
     "pop a list": lambda store: functools.partial(store.pop, "list"),
@@ -185,7 +193,7 @@ def take(store: Any) -> None:
 
 def replace(store: Any) -> None:
     for name in list(store):
-        store[name] = sparse.csr_matrix(np.ones((3, 3)))
+        store[name] = ONES[3]
 
 
 def delete(store: Any) -> None:
@@ -203,9 +211,15 @@ def outcome(store: Any, change: Callable[[], object]) -> tuple[object, ...]:
     return type(result), result if isinstance(result, str | int) else None
 
 
-@pytest.mark.parametrize("handler", [roll_back, take, replace, delete])
+HANDLERS = [roll_back, take, replace, delete]
+
+
+@pytest.mark.parametrize("handler", HANDLERS)
 @pytest.mark.parametrize("change", PREPARED)
 def test_a_handler_runs_before_or_after_a_change(open_store: Any, change: str, handler: Callable[[Any], None]) -> None:
+    """Each handler comes at other moments: near the beginning at most, later more and more rarely. PMSTORE_LONGER=4
+    tries four times as many of the later ones.
+    """
     store, expected = open_store(), []
     for handler_first in (True, False):
         begin_pending(store)
@@ -216,7 +230,7 @@ def test_a_handler_runs_before_or_after_a_change(open_store: Any, change: str, h
         if not handler_first:
             handler(store)
         expected.append((result, state(store)))
-    number, there = 1, [0]
+    number, there = 1 + HANDLERS.index(handler), [0]
     while there:
         begin_pending(store)
         prepared = PREPARED[change](store)
@@ -228,7 +242,7 @@ def test_a_handler_runs_before_or_after_a_change(open_store: Any, change: str, h
             with pmstore.open(store.path, "r") as reader:
                 assert reader.check().ok, (number, reader.check())
                 assert state(reader) in [one for _, one in expected]
-        number += 1 + number // 12
+        number += 1 + number // (5 * LONGER)
     assert number > 5
 
 

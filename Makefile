@@ -25,8 +25,9 @@ ESTIMATORS := $(call tests,resume,kmeans kmeans_sharing clusterers mixture decom
 APART := tests/aarch64 tests/archive tests/codecs tests/crash_files tests/golden tests/interchange tests/scale
 # Tests of Python code, or that compile C code themselves: the sanitizers leave them out.
 WITHOUT_C := tests/aarch64 tests/interchange tests/mutants tests/power tests/project tests/scale tests/watch \
-	$(call tests,store,cli display doctor habits known_types lists_signals shelf tables types) $(call tests,core,build parts versions) \
-	$(call tests,archive,aggregate aggregate_crashes archive_command damage drain_crashes each_version export objects places retrying sweeps tuning) \
+	$(call tests,store,cli display doctor habits handlers known_types lists_signals shelf tables types) $(call tests,core,build parts versions) \
+	$(call tests,archive,aggregate aggregate_crashes archive_command damage drain_crashes each_version export objects places random_writers \
+		retrying stale_lists sweeps takeover_moments tuning) $(call tests,derived,derived_handlers) \
 	$(call tests,testing,action testing_command testing_describe testing_docs testing_plugin testing_progress) \
 	$(call tests,crash_files,explored images server use)
 

@@ -69,7 +69,7 @@ def export(
         An array is damaged, or a later commit has changed it. Nothing stays at the path.
     """
     target = os.path.abspath(local_path(path, "an export is written here: copy it there afterwards"))
-    write = format_of(target, format)
+    write = format_of(target, format, reads=False)
     if os.path.lexists(target):
         raise StoreExistsError(errno.EEXIST, f"{target!r} exists: an export is a new file", target)
     write.prepare()

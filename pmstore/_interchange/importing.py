@@ -58,7 +58,7 @@ def load_into(
         The file or, for zarr, the directory. What `export` wrote comes back with its exact types; docs/interchange.md
         has the forms of other files.
     format : {"zarr", "npz", "safetensors", "hdf5"}, optional
-        By default, what the path ends in; .h5 is HDF5. zarr may be version 2 or 3.
+        By default, what the path ends in; .h5 is HDF5, and so is .nc (netCDF-4). zarr may be version 2 or 3.
     names : iterable of str, or mapping of str to str, optional
         The names and groups of the file to be read; all by default. A mapping gives them new names.
     progress : callable, optional
@@ -89,7 +89,7 @@ def load_into(
     if not isinstance(mapping, NameMapping):
         raise TypeError(f"load_into() takes a Store or a Group, not {type(mapping).__name__}")
     source = os.path.abspath(local_path(path, "an import reads files that are here: copy it first"))
-    read = format_of(source, format)
+    read = format_of(source, format, reads=True)
     catalog = mapping._catalog
     catalog.writable()
     read.prepare()

@@ -89,9 +89,11 @@ def is_memory(path: Any) -> bool:
 def path_of(path: Any) -> str:
     """The absolute path as str, with the home directory for ~, also of a file:// URL.
 
-    Raises TypeError if it is no path, ValueError if it is empty, contains a NUL or is another URL, IsADirectoryError if
-    it can only be the path of a directory.
+    Raises TypeError if it is no path, ValueError if it is empty, contains a NUL, is another URL or ":memory:",
+    IsADirectoryError if it can only be the path of a directory.
     """
+    if is_memory(path):
+        raise ValueError('":memory:" is a new store without a file: give the path of a file; "./:memory:" can be one')
     text = local_path(
         path,
         "a store is a file: keep its versions there, with store.drain({0!r}), and restore one with "

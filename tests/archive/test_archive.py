@@ -540,6 +540,10 @@ def test_versions_that_are_not_there(tmp_path: Path) -> None:
         found.restore(tmp_path / "store.pm")
     with pytest.raises(KeyError):
         found.restore(tmp_path / "new.pm", 7)
+    with pytest.raises(ValueError, match="without a file"):
+        found.restore(":memory:")
+    with pytest.raises(ValueError, match="without a file"):
+        found.fork(1, ":memory:")
     assert not (tmp_path / "new.pm").exists()
 
 

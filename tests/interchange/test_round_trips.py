@@ -330,6 +330,23 @@ def test_a_time_zone_that_the_machine_lacks(
     assert not len(store)
 
 
+@pytest.mark.parametrize("end", ["H5", "He5", "HDF5", "NPZ", "Zarr", "SafeTensors"])
+def test_the_end_of_a_path_in_letters_of_any_case(store: pmstore.Store, tmp_path: Path, end: str) -> None:
+    store["x"] = np.arange(5)
+    path = tmp_path / f"run.{end}"
+    assert pmstore.export(store, path) == 1 and path.exists()
+    with pmstore.open(tmp_path / "other.pm") as other:
+        assert pmstore.load_into(other, path) == 1 and other["x"][4] == 4
+
+
+def test_netcdf_is_read_and_not_written(store: pmstore.Store, tmp_path: Path) -> None:
+    (tmp_path / "old.nc").write_bytes(b"CDF\x01" + bytes(60))  # netCDF-3, which is not HDF5
+    with pytest.raises(pmstore.InterchangeError, match="old.nc"):
+        pmstore.load_into(store, tmp_path / "old.nc")
+    with pytest.raises(ValueError, match=r"ends in no format: .*\.h5"):
+        pmstore.export(store, tmp_path / "new.nc")
+
+
 def test_paths_of_other_files(store: pmstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     store["x"] = np.arange(3)

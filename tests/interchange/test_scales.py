@@ -68,5 +68,5 @@ def test_scales_of_netcdf_that_have_a_length_only(store: pmstore.Store, tmp_path
         file["row"].make_scale("This is a netCDF dimension but not a netCDF variable.         3")
         file["t"].dims[0].attach_scale(file["row"])
         file["odd"].attrs.update(CLASS="DIMENSION_SCALE", NAME=5)
-    assert pmstore.load_into(store, tmp_path / "x.nc", "hdf5") == 2
+    assert pmstore.load_into(store, tmp_path / "x.nc") == 2
     assert set(store) == {"t", "odd"} and store.attrs("t") == {"dims": ["row"]} and store["t"][2] == 1

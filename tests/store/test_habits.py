@@ -8,6 +8,7 @@ import inspect
 import os
 import pickle
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,12 @@ def test_a_store_in_memory_by_any_kind_of_path(tmp_path: Path, monkeypatch: pyte
             pmstore.open(path, "r")
         with pytest.raises(ValueError, match="would be gone when this call ends"):
             pmstore.prune(path)  # type: ignore[arg-type]
+        with pmstore.open(tmp_path / "s.pm", "w") as store, pytest.raises(ValueError, match="without a file"):
+            store.backup(path)
+        for use in (pmstore.compact, pmstore.upgrade, partial(pmstore.salvage, tmp_path / "s.pm")):
+            with pytest.raises(ValueError, match="without a file"):
+                use(path)
+        (tmp_path / "s.pm").unlink()
     assert os.listdir(tmp_path) == []
     pmstore.open("./:memory:").close()
     assert os.listdir(tmp_path) == [":memory:"]

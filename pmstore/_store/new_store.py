@@ -110,7 +110,8 @@ def written_anew(
     path : str
         The name; it does not exist.
     replaced : (str, os.stat_result), optional
-        The file to replace instead, without symbolic links, and its status. The new one gets its owner and permissions.
+        The file to replace instead, without symbolic links, and its status. The new one gets its owner,
+        permissions and extended attributes.
     room : int, optional
         Bytes of the region that the contents take at most. Then the file does not grow larger.
     sequence : int, optional
@@ -124,7 +125,7 @@ def written_anew(
         catalog = Catalog(core, read_only=False)
         try:
             if replaced is not None:
-                _take_over(held.fd, path, replaced[1])  # first: the contents may be nobody else's
+                _take_over(held.fd, path, *replaced)  # first: the contents may be nobody else's
             yield NewStore(catalog, room)
             core.commit()
             if sequence is not None:
@@ -136,12 +137,13 @@ def written_anew(
                     catalog.close(discard=True)
 
 
-def _take_over(fd: int, path: str, status: os.stat_result) -> None:
-    """Owner and permissions of the replaced file."""
+def _take_over(fd: int, path: str, real: str, status: os.stat_result) -> None:
+    """Owner, permissions and extended attributes of the replaced file."""
     try:
         if (status.st_uid, status.st_gid) != (os.fstat(fd).st_uid, os.fstat(fd).st_gid):
             os.fchown(fd, status.st_uid, status.st_gid)
         os.fchmod(fd, stat.S_IMODE(status.st_mode))
+        opening.keep_attributes(fd, real, path)
     except PermissionError as error:
         raise ReadOnlyStoreError(
             error.errno, f"{path!r} can't be replaced: only its owner may keep its owner and permissions", path

@@ -21,6 +21,7 @@ from pmstore._errors import (
     OutOfSpaceError,
     ReadOnlyStoreError,
     StoreExistsError,
+    StoreIOError,
     StoreIsADirectoryError,
     StoreLockedError,
     StoreNotFoundError,
@@ -79,6 +80,31 @@ def _require_file(status: os.stat_result, path: str) -> None:
         raise StoreIsADirectoryError(errno.EISDIR, f"a store is a file, and {path!r} is a directory", path)
     if not stat.S_ISREG(status.st_mode):
         raise NotAStoreError(f"{path!r} is not a regular file")
+
+
+_REFUSED = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EINVAL, errno.ENODATA)
+
+
+def keep_attributes(fd: int, real: str, path: str) -> None:
+    """Give a new file the extended attributes of the one that it replaces, an access control list among them, but for
+    those that the system lets nobody, or only root, give.
+
+    After the permissions, which are a part of the list. Raises OutOfSpaceError or StoreIOError if
+    an attribute can't be kept.
+    """
+    try:
+        names = os.listxattr(real)
+    except OSError:  # the file system has none
+        return
+    for name in names:
+        try:
+            os.setxattr(fd, name, os.getxattr(real, name))
+        except OSError as error:
+            if error.errno in _REFUSED:
+                continue
+            text = f"{path!r} can't be replaced: its extended attribute {name!r} can't be kept: {error.strerror}"
+            kind = OutOfSpaceError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreIOError
+            raise kind(error.errno or errno.EIO, text, path) from error
 
 
 def is_memory(path: Any) -> bool:
@@ -283,6 +309,7 @@ def _create(
             lock(lock_fd, path, True)
             if replaced is not None:
                 os.fchmod(fd, stat.S_IMODE(replaced.st_mode))
+                keep_attributes(fd, real, path)
             _core.format_file(fd, media, trace)
             os.fsync(fd)
             _rename(temporary, real, replace=replaced is not None)

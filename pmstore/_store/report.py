@@ -16,6 +16,7 @@ from pmstore._catalog.declaration import Declaration, Stamp
 from pmstore._catalog.kinds import ARRAY, DERIVED, INLINE, LIST, OBJECT
 from pmstore._core import BLOCK, Core, Entry, Row
 from pmstore._errors import UNSOUND, CorruptStoreError
+from pmstore._store.lineage import parent_of
 from pmstore._store.notes import decoded
 from pmstore._values.array import read_layout
 from pmstore._values.values import decode
@@ -177,6 +178,7 @@ def _structure(catalog: Catalog, lists: dict[int, str], owners: Owners) -> list[
         ),
         (_at(row, text, name) for name, row, text in objects.check_parts(catalog, owners)),
         _failing_note(catalog),
+        _failing_lineage(catalog),
         _failing_attributes(catalog),
         _failing(catalog, _names.DERIVED_PREFIX, _check_derived, _derived_name),
         (_at(row, f"the key {row.key!r:.80} {_UNKNOWN}", None) for row in _unknown(catalog.core)),
@@ -219,6 +221,13 @@ def _failing_note(catalog: Catalog) -> Iterator[Problem]:
             decoded(note)
     except UNSOUND as error:
         yield Problem(f"the note of the last commit: {error}")
+
+
+def _failing_lineage(catalog: Catalog) -> Iterator[Problem]:
+    try:
+        parent_of(catalog.core)
+    except UNSOUND as error:
+        yield Problem(str(error))
 
 
 def _check_named(lists: dict[int, str], owners: Owners, catalog: Catalog, row: Row) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +14,9 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore._catalog.kinds import INLINE
+from pmstore._catalog.names import LINEAGE_KEY
+from pmstore._core import Entry
 from pmstore._store.new_store import written_anew
 from pmstore.testing._files.fixture import CrashFiles
 from tests.core.test_damage import flipped
@@ -94,6 +98,60 @@ def test_everything_stays(open_store: Open) -> None:
         assert Counting().run(store=store, name="fit").total.tolist() == [6] * 3 and Counting.steps == -7
         store.copy("fit", "fork")
         assert Counting().run(store=store, name="fork").total.tolist() == [6] * 3 and Counting.steps == -7
+
+
+def acl(*entries: tuple[int, int, int]) -> bytes:
+    """An access control list as the kernel takes it. An entry: its tag, permissions and id."""
+    return struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in entries)
+
+
+def test_extended_attributes_stay(open_store: Open) -> None:
+    with open_store() as store:
+        fill(store)
+    nobody = 0xFFFFFFFF
+    given = {
+        "user.origin": b"beamline",
+        "system.posix_acl_access": acl((1, 6, nobody), (2, 4, 4242), (4, 0, nobody), (16, 4, nobody), (32, 0, nobody)),
+    }
+    try:
+        for name, value in given.items():
+            os.setxattr(store.path, name, value)
+    except OSError as error:
+        pytest.skip(f"no extended attributes here: {error}")
+    mode = os.stat(store.path).st_mode
+    assert pmstore.compact(store.path) > 0
+    assert {name: os.getxattr(store.path, name) for name in given} == given and os.stat(store.path).st_mode == mode
+    open_store(mode="w").close()
+    assert {name: os.getxattr(store.path, name) for name in given} == given and os.stat(store.path).st_mode == mode
+
+
+def test_an_extended_attribute_that_finds_no_room(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open_store() as store:
+        fill(store)
+    before = Path(store.path).read_bytes()
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "listxattr", lambda path: ["user.origin"])
+    monkeypatch.setattr(os, "getxattr", lambda path, name: b"beamline")
+    monkeypatch.setattr(os, "setxattr", full)
+    for use in (pmstore.compact, lambda path: pmstore.open(path, "w")):
+        with pytest.raises(pmstore.OutOfSpaceError, match=r"attribute 'user.origin' can't be kept: No space left"):
+            use(store.path)
+        assert Path(store.path).read_bytes() == before
+    monkeypatch.undo()
+    assert os.listdir(Path(store.path).parent) == ["store.pm"]
+
+
+def test_a_damaged_lineage_is_found_and_refused(open_store: Open) -> None:
+    with open_store() as store:
+        fill(store)
+        store._catalog.core.put(LINEAGE_KEY, Entry(0, 0, INLINE, 0, b"\xc1"))
+        store.commit()
+        assert [problem.text[:32] for problem in store.check()] == ["the store's lineage is damaged: "]
+    with pytest.raises(pmstore.CorruptStoreError, match="lineage is damaged"):
+        pmstore.compact(store.path)
 
 
 def test_commits_that_stand_in_the_log_and_arrays_with_two_slots(open_store: Open) -> None:

@@ -224,6 +224,24 @@ def test_a_closed_store_keeps_no_mapping_of_the_file(tmp_path: Path) -> None:
     assert not mapped() and not x.any()
 
 
+def test_a_sync_counts_once_and_twice_after_declared_contents(tmp_path: Path) -> None:
+    """The contents of a new array are synced before the durable marker of the commit that declares them (I14)."""
+    with pmstore.open(tmp_path / "s.pm", durability="async", sync_interval=float("inf")) as store:
+        x = store.create_array("x", 3)
+        store.commit()
+        store.sync()
+        counts = []
+        for declares in (False, True, False):
+            if declares:
+                store["y"] = np.zeros(5000)
+            x += 1
+            store.commit()
+            before = store.stats().syncs
+            store.sync()
+            counts.append(store.stats().syncs - before)
+        assert counts == [1, 2, 1]
+
+
 def test_sync_waits_until_all_is_durable(tmp_path: Path) -> None:
     with pmstore.open(tmp_path / "s.pm", durability="async", sync_interval=float("inf")) as store:
         for i in range(5):
@@ -417,7 +435,7 @@ def test_D7_a_failed_sync_leaves_what_a_rollback_needs(tmp_path: Path) -> None:
         store.commit()
         recorder.trace.fail(lib.PM_OPERATION_SYNC, 1, errno.EIO)
         x[:] = 7
-        with pytest.raises(pmstore.StoreIOError):
+        with pytest.raises(pmstore.StoreIOError, match=r"cannot sync the file: Input/output error"):
             store.sync()
         with pytest.raises(pmstore.FailedStoreError):
             store.commit()

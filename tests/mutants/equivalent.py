@@ -32,6 +32,24 @@ ELSEWHERE = {
 
 EQUIVALENT = [
     Equivalent(
+        "csrc/commit/direct.c",
+        "extent->hashes[block] = pm_extent_block_hash(region, copy, length, extent->offset + at);",
+        "The commit hashes a block whose hash is not known, from the bytes in its place.",
+        "(void)0",
+    ),
+    Equivalent(
+        "csrc/commit/direct.c",
+        "for (; status == PM_OK && done < length; done += chunk - done % chunk)",
+        "Once more, a write of no bytes.",
+        "done <= length",
+    ),
+    Equivalent(
+        "csrc/commit/direct.c",
+        "for (uint64_t i = 0; i < some; i++)",
+        "The hashes of all pages but the first stay unknown, and the commit makes them.",
+        "i--",
+    ),
+    Equivalent(
         "csrc/commit/gather.c",
         "s.in_place = extent->scan < PM_SCAN_CHANGED;",
         "Whether pages are compared before or after they are copied: what is found equal is left out in either way.",

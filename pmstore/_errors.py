@@ -285,6 +285,11 @@ def refused(error: OSError, path: str) -> Error:
     return kind(error.errno or kind.code, f"{path!r} can't be opened: {error.strerror or error}", path)
 
 
+def class_of_write(number: int) -> type[OutOfSpaceError] | type[StoreIOError]:
+    """The class of the error for a write of which the system gave this errno."""
+    return OutOfSpaceError if number in (errno.ENOSPC, errno.EDQUOT) else StoreIOError
+
+
 class DetachedError(Error, RuntimeError):
     """A module or an optimizer that `pmstore.torch.persist` keeps in a store is not there any more: a tensor of it has
     other memory now, or its values were deleted, rolled back or taken over by another module."""

@@ -217,11 +217,11 @@ static void hand(pm_model_cell *cell, unsigned thread)
  * fence of any other counts for it. */
 static void hand_over(pm_model *model)
 {
-    for (size_t i = 0; i < model->count; i++)
-        for (unsigned thread = 1; thread < PM_MODEL_THREADS; thread++) {
-            uint32_t *handed = model->cells[i].handed;
+    for (size_t i = 0; i < model->count; i++) {
+        uint32_t *handed = model->cells[i].handed;
+        for (unsigned thread = 1; thread < PM_MODEL_THREADS; thread++)
             if (handed[thread] > handed[0]) handed[0] = handed[thread];
-        }
+    }
 }
 
 static void feed_write(pm_model *model, const pm_event *event, const uint8_t *data)

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pmstore._errors import Error, OutOfSpaceError, StoreExistsError, StoreIOError
+from pmstore._errors import Error, StoreExistsError, class_of_write
 from pmstore._interchange.formats import format_of
 from pmstore._interchange.source import Progress, Source
 from pmstore._interchange.target import new_target
@@ -83,8 +83,8 @@ def export(
         raise
     except OSError as error:
         number = error.errno or _number_in(str(error))
-        kind = OutOfSpaceError if number in (errno.ENOSPC, errno.EDQUOT) else StoreIOError
-        raise kind(number or errno.EIO, f"{target!r} can't be written: {error.strerror or error}", target) from error
+        text = f"{target!r} can't be written: {error.strerror or error}"
+        raise class_of_write(number)(number or errno.EIO, text, target) from error
     return len(source.arrays) + len(source.values)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import stat
 from collections.abc import Callable, Iterator
 
 from pmstore._catalog.catalog import Catalog
@@ -110,8 +109,8 @@ def written_anew(
     path : str
         The name; it does not exist.
     replaced : (str, os.stat_result), optional
-        The file to replace instead, without symbolic links, and its status. The new one gets its owner,
-        permissions and extended attributes.
+        The file to replace instead, without symbolic links, and its status. The new one gets its owner, permissions
+        and extended attributes.
     room : int, optional
         Bytes of the region that the contents take at most. Then the file does not grow larger.
     sequence : int, optional
@@ -142,8 +141,7 @@ def _take_over(fd: int, path: str, real: str, status: os.stat_result) -> None:
     try:
         if (status.st_uid, status.st_gid) != (os.fstat(fd).st_uid, os.fstat(fd).st_gid):
             os.fchown(fd, status.st_uid, status.st_gid)
-        os.fchmod(fd, stat.S_IMODE(status.st_mode))
-        opening.keep_attributes(fd, real, path)
+        opening.keep_attributes(fd, real, status, path)
     except PermissionError as error:
         raise ReadOnlyStoreError(
             error.errno, f"{path!r} can't be replaced: only its owner may keep its owner and permissions", path

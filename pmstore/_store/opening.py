@@ -21,10 +21,10 @@ from pmstore._errors import (
     OutOfSpaceError,
     ReadOnlyStoreError,
     StoreExistsError,
-    StoreIOError,
     StoreIsADirectoryError,
     StoreLockedError,
     StoreNotFoundError,
+    class_of_write,
     refused,
 )
 from pmstore._interrupts import deliver, later
@@ -85,13 +85,13 @@ def _require_file(status: os.stat_result, path: str) -> None:
 _REFUSED = (errno.EPERM, errno.EACCES, errno.ENOTSUP, errno.EINVAL, errno.ENODATA)
 
 
-def keep_attributes(fd: int, real: str, path: str) -> None:
-    """Give a new file the extended attributes of the one that it replaces, an access control list among them, but for
-    those that the system lets nobody, or only root, give.
+def keep_attributes(fd: int, real: str, status: os.stat_result, path: str) -> None:
+    """Give a new file the permissions of the one that it replaces, and its extended attributes, an access control list
+    among them, but for those that the system lets nobody, or only root, give.
 
-    After the permissions, which are a part of the list. Raises OutOfSpaceError or StoreIOError if
-    an attribute can't be kept.
+    Raises OSError if it can't have the permissions; OutOfSpaceError or StoreIOError if an attribute can't be kept.
     """
+    os.fchmod(fd, stat.S_IMODE(status.st_mode))  # first: they are a part of the list
     try:
         names = os.listxattr(real)
     except OSError:  # the file system has none
@@ -102,9 +102,9 @@ def keep_attributes(fd: int, real: str, path: str) -> None:
         except OSError as error:
             if error.errno in _REFUSED:
                 continue
+            number = error.errno or errno.EIO
             text = f"{path!r} can't be replaced: its extended attribute {name!r} can't be kept: {error.strerror}"
-            kind = OutOfSpaceError if error.errno in (errno.ENOSPC, errno.EDQUOT) else StoreIOError
-            raise kind(error.errno or errno.EIO, text, path) from error
+            raise class_of_write(number)(number, text, path) from error
 
 
 def is_memory(path: Any) -> bool:
@@ -308,8 +308,7 @@ def _create(
             undo.callback(os.close, lock_fd)
             lock(lock_fd, path, True)
             if replaced is not None:
-                os.fchmod(fd, stat.S_IMODE(replaced.st_mode))
-                keep_attributes(fd, real, path)
+                keep_attributes(fd, real, replaced, path)
             _core.format_file(fd, media, trace)
             os.fsync(fd)
             _rename(temporary, real, replace=replaced is not None)

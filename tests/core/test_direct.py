@@ -11,18 +11,10 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore._catalog.names import key_of
 from pmstore._core import lib
 from pmstore.testing._store.recording import Recorder
 from tests.support.images import PAGE
-
-
-def core_of(store: pmstore.Store) -> Any:
-    return store._catalog.core
-
-
-def place_of(store: pmstore.Store, name: str) -> int:
-    return int(core_of(store).get(key_of(name)).offset)
+from tests.support.places import offset_of
 
 
 def sound(store: pmstore.Store) -> bool:
@@ -36,7 +28,7 @@ def sound(store: pmstore.Store) -> bool:
 def test_a_part_of_a_block_that_was_written_before(open_store: Any, at: int) -> None:
     store, expected = open_store(), np.arange(3 * PAGE + 100, dtype="u1")
     store["x"] = expected
-    core_of(store).write(place_of(store, "x"), at, bytes(8), 8)
+    store._catalog.core.write(offset_of(store, "x"), at, bytes(8), 8)
     expected[at : at + 8] = 0
     assert sound(store) and np.array_equal(store["x"], expected)
 
@@ -48,7 +40,7 @@ def test_a_write_without_space_is_not_taken_for_written(tmp_path: Path, number: 
         recorder.trace.fail(lib.PM_OPERATION_WRITE, number, errno.ENOSPC)
         with pytest.raises(pmstore.OutOfSpaceError):
             for half in (0, 4 * PAGE):
-                core_of(store).write(place_of(store, "x"), half, b"\1" * 4 * PAGE, 4 * PAGE)
+                store._catalog.core.write(offset_of(store, "x"), half, b"\1" * 4 * PAGE, 4 * PAGE)
         recorder.trace.fail(0, 0, 0)
         assert sound(store)
         written = 4 * PAGE * (number - 1)

@@ -64,9 +64,9 @@ def test_recordings_say_which_thread_fenced(directory: Path) -> None:
         pytest.skip("no /dev/shm")
     beside = 0
     for seed in range(1, 9):
-        with Recorder(directory / f"{seed}.pm", "memory", seed, pace=128) as recorder:
-            with pmstore.open(directory / f"{seed}.pm") as store:
-                rows(store)
+        path = directory / f"{seed}.pm"
+        with Recorder(path, "memory", seed, pace=128) as recorder, pmstore.open(path) as store:
+            rows(store)
         streamed: set[int] = set()
         for event in events_of(recorder.recording):
             if event["kind"] == lib.PM_EVENT_STREAM:

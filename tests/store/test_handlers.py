@@ -214,11 +214,12 @@ def outcome(store: Any, change: Callable[[], object]) -> tuple[object, ...]:
 HANDLERS = [roll_back, take, replace, delete]
 
 
+@pytest.mark.longer
 @pytest.mark.parametrize("handler", HANDLERS)
 @pytest.mark.parametrize("change", PREPARED)
 def test_a_handler_runs_before_or_after_a_change(open_store: Any, change: str, handler: Callable[[Any], None]) -> None:
-    """Each handler comes at other moments: near the beginning at most, later more and more rarely. PMSTORE_LONGER=4
-    tries four times as many of the later ones.
+    """Each handler comes at other moments: at nearly all near the beginning, and later more and more rarely.
+    PMSTORE_LONGER=4 tries four times as many of the later ones.
     """
     store, expected = open_store(), []
     for handler_first in (True, False):

@@ -445,10 +445,10 @@ void pm_report_free(pm_report *report);
 typedef enum {
     PM_EVENT_STORE = 1,    /* cached store: durable when flushed and fenced; may be sooner */
     PM_EVENT_STREAM,       /* non-temporal store: durable at the next fence; may be sooner */
-    /* The lines of offset, length: durable at the next fence. File: handed to the disk, durable at the next flush of
-     * the disk (sync_file_range) */
+    /* The lines of offset, length: durable at the next fence. File: handed to the disk, durable at its next flush */
     PM_EVENT_FLUSH,
-    PM_EVENT_FENCE,        /* orders what its thread streamed and flushed */
+    PM_EVENT_FENCE,        /* orders what its thread streamed and flushed, and what was handed over */
+    PM_EVENT_HAND_OVER,    /* any thread's next fence orders what this one streamed and flushed */
     PM_EVENT_WRITE,        /* pwrite */
     /* The bytes of offset, length are durable now, and so is what was handed to the disk before */
     PM_EVENT_SYNC_RANGE,
@@ -471,7 +471,7 @@ typedef enum {
 typedef struct {
     uint64_t offset, length; /* in the file */
     uint32_t kind;
-    uint16_t has_data, thread; /* thread: 0: the program; or one of the store's, counted from 1 */
+    uint16_t has_data, thread; /* thread: 1 to 3: one of the store's; or one of the program's */
     uint64_t data;             /* index of the written bytes in pm_trace_data */
 } pm_event;
 

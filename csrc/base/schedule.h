@@ -32,8 +32,7 @@ void pm_schedule_point(pm_schedule *schedule); /* NULL: nothing happens */
 /* Runs something, because the caller waits for it. */
 void pm_schedule_go_on(pm_schedule *schedule);
 
-/* The number of the thread that calls: 0 for all threads of the program, and for each of a store's another one, from 1
- * on. */
+/* The number of the thread that calls: for each of a store's another one, from 1 on, and 0 for the program's. */
 uint16_t pm_schedule_thread(void);
 
 /* A number below `below`. */

@@ -69,8 +69,7 @@ static pm_status run_job_alone(pm_store *store)
     store->write_back.busy = true;
     pm_thread_unlock(&store->mutex);
     pm_status status = run_job(store);
-    /* Its streamed bytes are ordered by a fence of this thread: another thread's fence would not order them. */
-    if (status == PM_OK && store->media.byte_addressable) status = store->media.operations->fence(&store->media);
+    pm_media_memory_hand_over(&store->media);
     pm_thread_lock(&store->mutex);
     pm_image_forget_range(store); /* the kernel writes back so much by itself */
     store->write_back.busy = false;

@@ -103,7 +103,7 @@ static pm_status find_points(pm_explorer *e)
         if (!event) break;
         pm_model_feed(&e->model, e->recording, event);
         writes += event->has_data;
-        news = news || event->kind != PM_EVENT_FLUSH;
+        news = news || (event->kind != PM_EVENT_FLUSH && event->kind != PM_EVENT_HAND_OVER);
         if (e->model.no_memory) return pm_fail(PM_NO_MEMORY, "no memory to explore");
     }
     return PM_OK;

@@ -145,7 +145,7 @@ static void make_durable(pm_model *model, pm_model_cell *cell, uint32_t count)
         if (model->mirror) copy_unit(model, cell->unit, model->durable, model->mirror);
     }
     cell->count -= count;
-    for (unsigned i = 0; i < PM_MODEL_THREADS; i++)
+    for (unsigned i = 0; i <= PM_MODEL_ANY; i++)
         cell->handed[i] = cell->handed[i] > count ? cell->handed[i] - count : 0;
     memmove(cell->writes, cell->writes + count, cell->count * sizeof *cell->writes);
 }
@@ -213,14 +213,12 @@ static void hand(pm_model_cell *cell, unsigned thread)
     if (!cell->abandoned) cell->handed[thread] = cell->count;
 }
 
-/* The threads before have ended, and the kernel has ordered what they flushed as it took them off their processors: a
- * fence of any other counts for it. */
-static void hand_over(pm_model *model)
+/* What the thread streamed and flushed is durable at the next fence of any. */
+static void hand_over(pm_model *model, unsigned thread)
 {
-    for (size_t i = 0; i < model->count; i++) {
+    for (size_t i = 0; model->memory && i < model->count; i++) {
         uint32_t *handed = model->cells[i].handed;
-        for (unsigned thread = 1; thread < PM_MODEL_THREADS; thread++)
-            if (handed[thread] > handed[0]) handed[0] = handed[thread];
+        if (handed[thread] > handed[PM_MODEL_ANY]) handed[PM_MODEL_ANY] = handed[thread];
     }
 }
 
@@ -264,8 +262,11 @@ static void feed_flush(pm_model *model, const pm_event *event)
 
 static void feed_fence(pm_model *model, unsigned thread)
 {
-    for (size_t i = 0; i < model->count; i++)
-        if (!model->cells[i].abandoned) make_durable(model, &model->cells[i], model->cells[i].handed[thread]);
+    for (size_t i = 0; i < model->count; i++) {
+        pm_model_cell *cell = &model->cells[i];
+        uint32_t own = cell->handed[thread], any = cell->handed[PM_MODEL_ANY];
+        if (!cell->abandoned) make_durable(model, cell, own > any ? own : any);
+    }
     drop_durable(model);
 }
 
@@ -307,8 +308,13 @@ void pm_model_feed(pm_model *model, const pm_recording *recording, const pm_even
     case PM_EVENT_GROW:
         feed_size(model, event->offset);
         break;
+    case PM_EVENT_HAND_OVER:
+        hand_over(model, event->thread);
+        break;
     case PM_EVENT_OPEN:
-        hand_over(model);
+        /* The threads before have ended, and the kernel has ordered what they flushed as it took them off their
+         * processors. */
+        for (unsigned thread = 0; thread < PM_MODEL_THREADS; thread++) hand_over(model, thread);
         break;
     default:
         break;
@@ -327,6 +333,7 @@ bool pm_model_orders(const pm_model *model, const pm_event *event)
     case PM_EVENT_GROW:
         return model->memory;
     case PM_EVENT_FLUSH:
+    case PM_EVENT_HAND_OVER:
         return false;
     default:
         return true;

@@ -5,8 +5,8 @@
  *
  * M1  A crash keeps a prefix of the writes to a cell, of any length; cells are independent of each other.
  * M2  Memory: of the first write that is not kept, any of its 8-byte pieces may be kept.
- * M3  A fence makes durable what its thread streamed or flushed before it; a flush of the disk, what any thread handed
- *     to the disk.
+ * M3  A fence makes durable what its thread streamed or flushed before it, or another one had handed over; a flush of
+ *     the disk, what any thread handed to the disk.
  * M4  Files: a size that was not synced may be lost, and with it everything beyond.
  * M5  Files: no later sync covers what was written before a sync that failed, unless its page is written again.
  */
@@ -16,11 +16,13 @@
 #include <stdbool.h>
 
 #include "explore/crash.h"
+#include "media/trace.h"
 
 #define PM_MODEL_SIZE UINT64_MAX /* the unit of the cell that is the file's size */
 
-/* The program, and a store's threads: one writes back, one makes commits durable, one compares. */
-enum { PM_MODEL_THREADS = 4 };
+/* The first thread of the program, those of a store (one writes back, one makes commits durable, one compares), and
+ * others of the program. */
+enum { PM_MODEL_THREADS = PM_TRACE_STORE_THREADS + PM_TRACE_PROGRAM_THREADS, PM_MODEL_ANY = PM_MODEL_THREADS };
 
 typedef struct {
     uint64_t offset;
@@ -31,8 +33,9 @@ typedef struct {
 typedef struct {
     uint64_t unit;
     uint32_t count, room;              /* writes; allocated */
-    uint32_t handed[PM_MODEL_THREADS]; /* by thread: the writes that its next fence makes durable. Files: by [0] */
-    bool abandoned;                    /* a sync failed, and the kernel marks the page as clean */
+    /* By thread: the writes that its next fence makes durable; [PM_MODEL_ANY]: that any fence does. Files: by [0] */
+    uint32_t handed[PM_MODEL_THREADS + 1];
+    bool abandoned; /* a sync failed, and the kernel marks the page as clean */
     pm_model_write *writes;
 } pm_model_cell;
 

@@ -114,6 +114,11 @@ void pm_lines_order(bool durable)
     _mm_sfence();
 }
 
+void pm_lines_hand_over(void)
+{
+    /* The release itself is a locked instruction, which orders them too. */
+}
+
 #elif defined(__aarch64__)
 #include <sys/auxv.h>
 
@@ -172,6 +177,11 @@ void pm_lines_order(bool durable)
     else __asm__ volatile("dmb ish" : : : "memory");
 }
 
+void pm_lines_hand_over(void)
+{
+    pm_lines_order(true); /* the barrier of another thread waits for that one's lines only */
+}
+
 #else
 pm_lines_flush *pm_lines_find_flush(const char *name, bool *known)
 {
@@ -187,5 +197,9 @@ void pm_lines_order(bool durable)
 {
     (void)durable;
     atomic_thread_fence(memory_order_seq_cst);
+}
+
+void pm_lines_hand_over(void)
+{
 }
 #endif

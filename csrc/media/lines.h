@@ -27,4 +27,7 @@ pm_lines_stream *pm_lines_find_stream(void);
 /* Earlier stores, streams and flushes come before later stores. durable: what was flushed has also arrived. */
 void pm_lines_order(bool durable);
 
+/* Before a thread releases a mutex: what it streamed or flushed is ordered by the next pm_lines_order of any thread. */
+void pm_lines_hand_over(void);
+
 #endif

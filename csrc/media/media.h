@@ -137,6 +137,7 @@ struct pm_media {
     uint64_t fences, syncs;
     bool flushes;     /* memory: lines in the cache have to be flushed (domain memory) */
     bool streams_all; /* PM_WRITE_CACHED streams, too (PMSTORE_FLUSH=stream) */
+    bool unordered;   /* domain memory: lines were streamed or flushed since the last fence, and not handed over */
     uint64_t plain;   /* bytes that were to be streamed since the last fence, and stayed in the cache */
     pm_lines_stream *stream;      /* NULL: copies, and flush_lines after them */
     pm_lines_flush *flush_lines;  /* NULL: the processor has none */
@@ -176,6 +177,9 @@ extern const pm_media_operations pm_media_memory, pm_media_dax, pm_media_file;
 /* Chooses the instructions for the medium's domain, or those of PMSTORE_FLUSH. PM_INVALID if this processor has none of
  * that name. */
 pm_status pm_media_memory_choose(pm_media *media);
+/* Called before another thread may go on: the next fence of any thread orders what this one streamed or flushed (M3).
+ * Otherwise only its own would: on aarch64 a thread's barrier waits for no lines of another. */
+void pm_media_memory_hand_over(pm_media *media);
 /* Files: the schedule decides when writes past the page cache are done. */
 void pm_media_file_schedule(pm_media *media, pm_schedule *schedule);
 

@@ -100,6 +100,12 @@ pm_status pm_media_memory_choose(pm_media *media)
     return forced && *forced ? choose_forced(media, forced) : PM_OK;
 }
 
+/* Notes that lines are on their way, and not before a fence. */
+static void note_unordered(pm_media *media)
+{
+    if (media->domain == PM_DOMAIN_MEMORY) media->unordered = true;
+}
+
 /* True if these bytes may stay in the cache, and are better there. */
 static bool stays_in_cache(pm_media *media, uint64_t length)
 {
@@ -114,6 +120,7 @@ static pm_status memory_write(pm_media *media, uint64_t offset, const void *sour
     PM_CHECK(offset + length <= media->size);
     bool streams = how == PM_WRITE_STREAM ? !stays_in_cache(media, length) : media->streams_all;
     if (streams) {
+        note_unordered(media);
         stream(media, media->view + offset, source, length);
         return PM_OK;
     }
@@ -128,6 +135,7 @@ static pm_status memory_write_hashed(pm_media *media, uint64_t offset, const uin
     PM_CHECK(offset % PM_PAGE == 0 && offset + pages * PM_PAGE <= media->size);
     pm_hash64_page_function *copy = stays_in_cache(media, pages * PM_PAGE) ? pm_hash64_copy_page : media->stream_page;
     uint8_t *to = media->view + offset;
+    note_unordered(media);
     for (uint64_t page = 0; page < pages; page++, to += PM_PAGE, source += PM_PAGE) {
         if (copy) {
             hashes[page] = copy(to, source);
@@ -142,6 +150,7 @@ static pm_status memory_write_hashed(pm_media *media, uint64_t offset, const uin
 
 static void memory_flush(pm_media *media, uint64_t offset, uint64_t length)
 {
+    note_unordered(media);
     flush(media, media->view + offset, length);
 }
 
@@ -154,7 +163,16 @@ static pm_status memory_write_back(pm_media *media, uint64_t offset, uint64_t le
 static void order_stores(pm_media *media)
 {
     pm_lines_order(media->domain == PM_DOMAIN_MEMORY);
+    media->unordered = false;
     if (media->trace) pm_trace_add(media->trace, PM_EVENT_FENCE, 0, 0, NULL);
+}
+
+void pm_media_memory_hand_over(pm_media *media)
+{
+    if (!media->unordered) return;
+    pm_lines_hand_over();
+    media->unordered = false;
+    if (media->trace) pm_trace_add(media->trace, PM_EVENT_HAND_OVER, 0, 0, NULL);
 }
 
 static pm_status memory_fence(pm_media *media)

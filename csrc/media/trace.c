@@ -1,6 +1,7 @@
 #include "media/trace.h"
 
 #include <errno.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +23,8 @@ struct pm_trace {
     uint64_t view_size;
     int ranges;
     pm_schedule *schedule;
+    pthread_t threads[PM_TRACE_PROGRAM_THREADS]; /* of the program, in the order of their first events */
+    uint16_t thread_count;
 };
 
 pm_trace *pm_trace_new(uint64_t seed)
@@ -64,6 +67,16 @@ static bool make_room(pm_trace *trace, size_t bytes)
     return true;
 }
 
+/* 0 for the program's first thread; those that come after the last number share it. */
+static uint16_t program_thread(pm_trace *trace)
+{
+    uint16_t i = 0;
+    while (i < trace->thread_count && !pthread_equal(trace->threads[i], pthread_self())) i++;
+    if (i == PM_TRACE_PROGRAM_THREADS) i--;
+    if (i == trace->thread_count) trace->threads[trace->thread_count++] = pthread_self();
+    return i ? PM_TRACE_STORE_THREADS + i : 0;
+}
+
 static void add(pm_trace *trace, pm_event_kind kind, uint64_t offset, uint64_t length, const void *data)
 {
     /* The lender of a view knows the bytes that were there before, and needs places only. */
@@ -73,9 +86,10 @@ static void add(pm_trace *trace, pm_event_kind kind, uint64_t offset, uint64_t l
         return;
     }
     if (bytes) memcpy(trace->data + trace->used, data, bytes);
+    uint16_t own = pm_schedule_thread();
     pm_event *last = trace->count ? &trace->events[trace->count - 1] : NULL;
     pm_event event = {.offset = offset, .length = length, .kind = kind, .has_data = data != NULL,
-                      .thread = pm_schedule_thread(), .data = trace->used};
+                      .thread = own ? own : program_thread(trace), .data = trace->used};
     /* Lines that are streamed in a row are one event. */
     if (last && kind == PM_EVENT_STREAM && last->kind == kind && last->thread == event.thread
         && last->offset + last->length == offset)
@@ -143,6 +157,7 @@ uint64_t pm_trace_id(pm_trace *trace)
 void pm_trace_clear(pm_trace *trace)
 {
     trace->count = trace->used = 0;
+    trace->thread_count = 0;
 }
 
 size_t pm_trace_count(const pm_trace *trace)

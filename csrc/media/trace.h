@@ -13,6 +13,9 @@
 #include "pmstore.h"
 #include "base/schedule.h"
 
+/* Events say their thread: 0, or from the store's numbers on, is one of the program. */
+enum { PM_TRACE_STORE_THREADS = 3, PM_TRACE_PROGRAM_THREADS = 3 };
+
 /* One more pm_trace_free is needed after this. A store keeps its trace until it is closed, in whatever order a garbage
  * collector frees the two. */
 void pm_trace_keep(pm_trace *trace);

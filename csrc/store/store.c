@@ -159,6 +159,15 @@ const char *pm_domain_in_use(const pm_store *store)
 
 /* ---- entering and leaving ------------------------------------------------------------------------------------- */
 
+/* Another thread may enter now, and rely on its own fences. */
+static pm_status leave(pm_store *store, pm_status status)
+{
+    pm_media_memory_hand_over(&store->media);
+    pm_thread_unlock(&store->mutex);
+    pm_schedule_point(store->schedule);
+    return status;
+}
+
 /* also_failed: also after a failure, for a rollback. */
 static pm_status enter_even(pm_store *store, bool also_failed)
 {
@@ -175,20 +184,12 @@ static pm_status enter_even(pm_store *store, bool also_failed)
     else if (store->failed && !(also_failed && !store->image.outdated)) status = report_failed(store);
     /* I2, I9 */
     PM_CHECK(status != PM_OK || store->failed || !(store->write_back.job.body || store->write_back.overflowed));
-    if (status != PM_OK) pm_thread_unlock(&store->mutex);
-    return status;
+    return status == PM_OK ? PM_OK : leave(store, status);
 }
 
 static pm_status enter(pm_store *store)
 {
     return enter_even(store, false);
-}
-
-static pm_status leave(pm_store *store, pm_status status)
-{
-    pm_thread_unlock(&store->mutex);
-    pm_schedule_point(store->schedule);
-    return status;
 }
 
 /* Refuses a read-only store, and leaves it. */

@@ -16,6 +16,7 @@ import pytest
 import pmstore
 from pmstore._core import ffi, lib
 from pmstore.testing._store.engine import Found
+from pmstore.testing._store.marks import events_of
 from pmstore.testing._store.recording import Recorder, Recording
 from tests.conftest import Medium
 from tests.support.crashes import (
@@ -44,6 +45,7 @@ from tests.support.crashes import (
 )
 from tests.support.crashes_new import explored_creation, explored_renumbering
 from tests.support.crashes_slots import flips, slots, slots_again, slots_shut
+from tests.support.crashes_threads import commits_by_other_threads
 from tests.support.pairs import MEDIA, half, named
 
 
@@ -53,6 +55,16 @@ def test_I1_every_crash_leaves_a_whole_commit(medium: Medium, workload: Workload
     assert max(recording.states) >= 4
     depth = 2 if medium.name == "file" or BUDGET > 1000 else 1  # a crash in the recovery of a recovery is the dearest
     assert_survives(recording, **limits(workload, BUDGET, depth))
+
+
+@pytest.mark.parametrize("workload", [names, reuse, growth], ids=lambda workload: workload.__name__)
+def test_I1_commits_by_other_threads(medium: Medium, workload: Workload) -> None:
+    if medium.name != "memory":
+        pytest.skip("the flush of a disk counts for all threads")
+    with commits_by_other_threads():
+        recording = record(medium.directory / "store.pm", "memory", workload)
+    assert len(set(events_of(recording)["thread"]) - {1, 2, 3}) == 3
+    assert_survives(recording, **limits(workload, BUDGET, 1))
 
 
 @pytest.mark.long

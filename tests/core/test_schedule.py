@@ -59,7 +59,7 @@ def test_a_seed_gives_one_order_and_others_give_others(tmp_path: Path, durabilit
 
 
 def test_recordings_say_which_thread_fenced(directory: Path) -> None:
-    """A fence orders only what its thread streamed (M3): the thread that writes back has one of its own."""
+    """A fence orders what its thread streamed, and what was handed over (M3), as the thread that writes back does."""
     if not MEMORY.is_dir():
         pytest.skip("no /dev/shm")
     beside = 0
@@ -71,7 +71,7 @@ def test_recordings_say_which_thread_fenced(directory: Path) -> None:
         for event in events_of(recorder.recording):
             if event["kind"] == lib.PM_EVENT_STREAM:
                 streamed.add(int(event["thread"]))
-            elif event["kind"] == lib.PM_EVENT_FENCE:
+            elif event["kind"] in (lib.PM_EVENT_FENCE, lib.PM_EVENT_HAND_OVER):
                 beside += len(streamed - {0})
                 assert streamed <= {event["thread"]}
                 streamed.clear()

@@ -79,12 +79,20 @@ MUTANTS = [
         "nobody waits for the thread that brings the committed image up to date",
     ),
     Mutant(
-        "write-back-thread-without-its-fence",
+        "write-back-thread-hands-nothing-over",
         "R",
         WRITE_BACK,
-        "status == PM_OK && store->media.byte_addressable",
-        "status != PM_OK && store->media.byte_addressable",
+        "pm_media_memory_hand_over(&store->media);",
+        ";",
         "the fence of a later checkpoint does not order what the thread has streamed",
+    ),
+    Mutant(
+        "call-hands-nothing-over",
+        "R",
+        "csrc/store/store.c",
+        "pm_media_memory_hand_over(&store->media);",
+        ";",
+        "the fence of another thread's commit does not order what a call has streamed",
     ),
     Mutant(
         "overflowed-body-s-space-given-back",

@@ -41,7 +41,7 @@ from tests.mutants.damage import Evaluated, Noticed, damage
 from tests.mutants.formats import formats
 from tests.mutants.growing import growing
 from tests.store import test_abandoned, test_interrupts
-from tests.support import crashes, crashes_new, crashes_slots
+from tests.support import crashes, crashes_new, crashes_slots, crashes_threads
 from tests.support.snapshots import snapshot
 
 BUDGET, DEPTH = 500, 2
@@ -100,6 +100,12 @@ def recordings(directory: Path) -> Iterator[tuple[str, Callable[[], Recording | 
     for name, runs, options in crashes.PLANS:
         for medium in media_of(options):
             yield f"{name}-{medium}", partial(planned, f"{name}-{medium}", runs, medium, options)
+
+    def by_threads() -> Recording:
+        with crashes_threads.commits_by_other_threads():
+            return planned("threads-memory", (crashes.reuse,), "memory", {})
+
+    yield "threads-memory", by_threads
 
     def failed(name: str, workload: crashes.Workload, number: int, **options: Any) -> Recording | None:
         return crashes.record_failed_sync(directory / f"{name}.pm", workload, number, **options)

@@ -24,7 +24,7 @@ A, B, C = 0, 512, 4096  # three sectors of 512 bytes; A and B are in one of 4096
 
 
 class Step(NamedTuple):
-    """One event. data: what it writes; or None. thread: 0: the program; or one of the store's."""
+    """One event. data: what it writes; or None. thread: 1 to 3: one of the store's; or one of the program's."""
 
     kind: int
     offset: int = 0
@@ -77,6 +77,7 @@ def grow(size: int) -> Step:
 
 SYNC_FAILED = Step(lib.PM_EVENT_SYNC_FAILED, 0, 0, None)
 FENCE = Step(lib.PM_EVENT_FENCE, 0, 0, None)
+HAND_OVER = Step(lib.PM_EVENT_HAND_OVER, 0, 0, None)
 SYNC = Step(lib.PM_EVENT_SYNC, 0, 0, None)
 OPEN = Step(lib.PM_EVENT_OPEN, 0, 0, None)
 DONE = Step(lib.PM_EVENT_COMMIT_END, 1, 0, None)
@@ -195,6 +196,25 @@ MEMORY: dict[str, tuple[tuple[Step, ...], tuple[int, ...], set[Any], set[Any]]] 
         (X,),
         {(0,), (1,), (2,), (3,)},
         {(2,), (3,)},
+    ),
+    "streamed by one thread and handed over, fenced by another": (
+        (stream(X, 1).by(4), HAND_OVER.by(4), FENCE.by(5)),
+        (X,),
+        {(0,), (1,)},
+        {(1,)},
+    ),
+    "handed over, and not fenced": ((stream(X, 1), HAND_OVER), (X,), {(0,), (1,)}, {(0,), (1,)}),
+    "streamed by one thread, handed over by another": (
+        (stream(X, 1).by(4), HAND_OVER.by(5), FENCE.by(5)),
+        (X,),
+        {(0,), (1,)},
+        {(0,), (1,)},
+    ),
+    "stored again after the hand-over": (
+        (store(X, 1), flush(X), HAND_OVER, store(X, 2), flush(X), FENCE.by(4)),
+        (X,),
+        {(0,), (1,), (2,)},
+        {(1,), (2,)},
     ),
     "streamed by a thread of a store that is opened anew": (
         (stream(X, 1).by(1), OPEN, FENCE),
@@ -371,7 +391,7 @@ def test_workers_leave_no_process(tmp_path: Path) -> None:
     assert children.read_text() == before
 
 
-@pytest.mark.parametrize("damage", ["null", "[]", '{"format": 2}', '{"format": 1}'])
+@pytest.mark.parametrize("damage", ["null", "[]", '{"format": 1}', '{"format": 2}', '{"format": 3}'])
 def test_what_is_no_recording(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "r"
     with zipfile.ZipFile(path, "w") as archive:

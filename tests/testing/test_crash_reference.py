@@ -5,6 +5,7 @@ it lists all that a crash may leave, cell by cell, prefix by prefix, piece by pi
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from unittest import mock
 
@@ -20,6 +21,8 @@ from tests.testing.test_crash_model import Step, recorded
 
 PAGE = 4096
 LINE = 64
+THREADS = range(6)
+ANY = len(THREADS)  # what is sure for it is durable at any thread's fence
 NOW = -1  # no thread: what is sure for it needs no fence
 MOST_STATES = 1000  # at a crash point: the explorer evaluates all of no more (EXHAUSTIVE in engine.py)
 
@@ -84,7 +87,7 @@ class Machine:
     def make_durable(self, number: int, thread: int) -> None:
         """Make the writes of one cell durable that are sure for a thread."""
         left = self.cells.pop(number, [])
-        while left and thread in left[0].sure:
+        while left and left[0].sure & {thread, ANY}:
             write = left.pop(0)
             self.disk[write.offset : write.offset + len(write.data)] = write.data
         if left:
@@ -120,11 +123,11 @@ class Machine:
                 for write in writes:
                     write.sure = set()
 
-    def open(self) -> None:
-        """M3: what the threads before flushed is sure at a fence of any other."""
+    def hand_over(self, threads: Collection[int]) -> None:
+        """M3: what these threads streamed and flushed is sure at a fence of any."""
         for write in itertools.chain(*self.cells.values()):
-            if write.sure:
-                write.sure.add(0)
+            if write.sure & set(threads) and self.medium == "memory":
+                write.sure.add(ANY)
 
     def happen(self, step: Step) -> None:
         """One event. With eADR a store is durable once it has happened, and may be torn while it happens."""
@@ -137,8 +140,10 @@ class Machine:
             self.hand(step.offset, step.offset + step.length, self.thread(step))
         elif step.kind == lib.PM_EVENT_FENCE:
             self.fence(self.thread(step))
+        elif step.kind == lib.PM_EVENT_HAND_OVER:
+            self.hand_over([step.thread])
         elif step.kind == lib.PM_EVENT_OPEN:
-            self.open()
+            self.hand_over(THREADS)
         elif step.kind == lib.PM_EVENT_SYNC_RANGE:
             self.hand(step.offset, step.offset + step.length, 0)
             if step.offset + step.length > self.size:
@@ -230,6 +235,7 @@ def wrote(at: int) -> Step:
 
 FAILED = Step(lib.PM_EVENT_SYNC_FAILED)
 KINDS = frozenset({"exhaustive", "prefix", "all", "nothing", "lost-one", "kept-one", "pair", "torn", "random"})
+KINDS_OF_STEPS = ("store", "store", "stream", "flush", "fence", "fence", "hand", "open", "mark", "grow")
 BASE = bytes(range(1, 65)) * (PAGE // 64)
 
 
@@ -247,8 +253,8 @@ def memory_programs(draw: st.DrawFn) -> list[Step]:
     out: list[Step] = []
     sequence = [1]
     for number in range(draw(st.integers(1, 7))):
-        kind = draw(st.sampled_from(("store", "store", "stream", "flush", "fence", "fence", "open", "mark", "grow")))
-        thread = draw(st.sampled_from((0, 0, 1, 3)))
+        kind = draw(st.sampled_from(KINDS_OF_STEPS))
+        thread = draw(st.sampled_from((0, 0, 1, 3, 5)))
         at = draw(st.sampled_from((0, 8, 16, 48, 56, 60, 64, 120, 4088)))
         length = draw(st.sampled_from((1, 4, 8, 12, 16, 24)))
         length = min(length, PAGE - at)
@@ -262,6 +268,8 @@ def memory_programs(draw: st.DrawFn) -> list[Step]:
             out.append(Step(lib.PM_EVENT_FLUSH, at // LINE * LINE, length, thread=thread))
         elif kind == "fence":
             out.append(Step(lib.PM_EVENT_FENCE, thread=thread))
+        elif kind == "hand":
+            out.append(Step(lib.PM_EVENT_HAND_OVER, thread=thread))
         elif kind == "open":
             out.append(Step(lib.PM_EVENT_OPEN))
         elif kind == "grow":

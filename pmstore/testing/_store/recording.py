@@ -19,7 +19,7 @@ from pmstore.testing._base.errors import CrashTestError
 
 __all__ = ["Event", "Recorder", "Recording", "from_environment"]
 
-FORMAT = 1
+FORMAT = 2
 MEDIA = ("memory", "file")
 VARIABLE = "PMSTORE_CRASH_RECORD"
 PACE = 64

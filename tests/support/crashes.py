@@ -37,14 +37,15 @@ def record(
     readers: bool = True,
     ranges: bool = True,
     pace: int = PACE,
+    seed: int = SEED,
     **options: Any,
 ) -> Recording:
     """Record runs of the store at a path. Each ends as by a kill, unless it closes the store.
 
     readers: also test that a reader of the remaining file sees the recovered state. ranges: files are synced as on ext4
-    and xfs, on any file system. pace: of background work.
+    and xfs, on any file system. pace, seed: of background work.
     """
-    with Recorder(path, medium, seed=SEED, pace=pace) as recorder:
+    with Recorder(path, medium, seed=seed, pace=pace) as recorder:
         recorder.trace.sync_ranges(ranges)
         for run in runs:
             store = pmstore.open(path, **options)
@@ -580,6 +581,7 @@ OPTIONS: dict[Workload, dict[str, Any]] = {overflow: OVERFLOW, full: {"max_size"
 # The workloads that mutants must pass (tests/mutants/battery.py): runs, and options of pmstore.open.
 PLANS: list[tuple[str, tuple[Workload, ...], dict[str, Any]]] = [
     *((workload.__name__, (workload,), OPTIONS.get(workload, {})) for workload in WORKLOADS),
+    *((f"edges {seed}", (edges,), {"seed": seed}) for seed in range(SEED + 1, SEED + 5)),
     ("runs", (names, again, closed, again), {}),
     ("runs of slots", (slots, slots_again, slots_shut, slots_again), {}),
     *((f"async {workload.__name__}", (workload, again), ASYNC) for workload in (lazily, freed_late, flipped_late)),

@@ -16,7 +16,7 @@ def filled(store: pmstore.Store, names: list[str], value: bytes) -> None:
         store[name] = value
 
 
-@pytest.mark.parametrize("count", [3, 4, 5])
+@pytest.mark.parametrize("count", [3, 4, pytest.param(5, marks=pytest.mark.slow)])
 def test_any_entries_can_share_pages(open_store, count):
     """Entries of all sizes, in all orders of the sizes, any of them the last to come."""
     store = open_store()

@@ -211,6 +211,7 @@ def test_I13_every_crash_of_an_upgrade_whose_commits_are_durable_later(tmp_path:
     assert_survives(recording, depth=1)
 
 
+@pytest.mark.slow
 def test_D7_a_sync_of_an_upgrade_fails(tmp_path: Path) -> None:
     """Whichever it is, the next opening finds every commit."""
     for number in range(1, 20):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import gzip
 import importlib.util
-import os
 import random
 import re
 import runpy
@@ -24,7 +23,6 @@ import pytest
 
 from tests.support.template import WITH_ESTIMATORS, python, template
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # OpenMP's threads wait by spinning, and tests run side by side
 pytest.importorskip("sklearn")
 pytest.importorskip("rich")
 threadpool_limits = pytest.importorskip("threadpoolctl").threadpool_limits

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-import os
 import pickle
 import shutil
 import signal
@@ -17,7 +16,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # OpenMP's threads wait by spinning, and tests run side by side
 sklearn = pytest.importorskip("sklearn")
 
 import scipy.sparse as sparse  # noqa: E402

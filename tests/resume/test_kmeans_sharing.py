@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # OpenMP's threads wait by spinning, and tests run side by side
 sklearn = pytest.importorskip("sklearn")
 
 from joblib import Parallel, delayed, parallel_config  # noqa: E402

@@ -6,7 +6,6 @@ import copy
 import itertools
 import json
 import logging
-import os
 import pickle
 import shutil
 import threading
@@ -18,7 +17,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # OpenMP's threads wait by spinning, and tests run side by side
 theirs = pytest.importorskip("sklearn.mixture")
 
 from sklearn.base import clone  # noqa: E402

@@ -284,6 +284,7 @@ def test_blocks_are_shared_where_the_file_system_can(kind: str, tmp_path: Path) 
             assert (copy["a"] == data).all()
 
 
+@pytest.mark.slow
 def test_a_crash_leaves_no_half_backup(tmp_path: Path, tracing: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pmstore.testing._base.session.directory", lambda: tmp_path / "kept")
     crash(CrashFiles(tmp_path / "files", budget=60))

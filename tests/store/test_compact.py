@@ -329,6 +329,7 @@ def test_the_owner_stays(open_store: Open) -> None:
     assert (status.st_uid, status.st_gid) == (1234, 2345)
 
 
+@pytest.mark.slow
 def test_every_crash_leaves_one_of_the_two(tmp_path: Path, tracing: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pmstore.testing._base.session.directory", lambda: tmp_path / "kept")
     crash(CrashFiles(tmp_path / "files", budget=60))

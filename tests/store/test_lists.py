@@ -231,6 +231,7 @@ def test_appending_is_cheap_at_any_length(store, items):
     assert store.stats().dirty_bytes < 65_536
 
 
+@pytest.mark.slow
 def test_the_length_of_a_long_list_is_not_that_of_the_file(store, items, monkeypatch):
     """Statistics count the used pages, which takes longer in a larger file."""
     items.extend(range(1 << 16))

@@ -247,6 +247,7 @@ dtypes = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.longer
 @settings(max_examples=50 * LONGER, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(array=nps.arrays(dtypes, nps.array_shapes(min_dims=0, min_side=0, max_side=4)), order=st.sampled_from("CF"))

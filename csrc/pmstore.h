@@ -471,7 +471,7 @@ typedef enum {
 typedef struct {
     uint64_t offset, length; /* in the file */
     uint32_t kind;
-    uint16_t has_data, thread; /* thread: 1 to 3: one of the store's; or one of the program's */
+    uint16_t has_data, thread; /* thread: 1 to 3: one of the store's; 0, 4, 5: of the program's */
     uint64_t data;             /* index of the written bytes in pm_trace_data */
 } pm_event;
 

@@ -312,8 +312,7 @@ void pm_model_feed(pm_model *model, const pm_recording *recording, const pm_even
         hand_over(model, event->thread);
         break;
     case PM_EVENT_OPEN:
-        /* The threads before have ended, and the kernel has ordered what they flushed as it took them off their
-         * processors. */
+        /* A store that closes hands over, and a process that ends is taken off its processors, which orders all. */
         for (unsigned thread = 0; thread < PM_MODEL_THREADS; thread++) hand_over(model, thread);
         break;
     default:

@@ -114,11 +114,6 @@ void pm_lines_order(bool durable)
     _mm_sfence();
 }
 
-void pm_lines_hand_over(void)
-{
-    /* The release itself is a locked instruction, which orders them too. */
-}
-
 #elif defined(__aarch64__)
 #include <sys/auxv.h>
 
@@ -138,9 +133,11 @@ static size_t line_size(void)
     return known = size < PM_LINE ? size : PM_LINE;
 }
 
+/* The barrier: another thread may have stored to the lines. Having seen that orders later stores, and no flush. */
 #define FLUSH_FUNCTION(name, instruction)                                                  \
     static void name(const void *address, uint64_t lines)                                  \
     {                                                                                      \
+        __asm__ volatile("dmb ish" : : : "memory");                                        \
         const char *line = address, *end = line + lines * PM_LINE;                         \
         for (size_t step = line_size(); line < end; line += step)                          \
             __asm__ volatile(instruction : : "r"(line) : "memory");                        \
@@ -177,11 +174,6 @@ void pm_lines_order(bool durable)
     else __asm__ volatile("dmb ish" : : : "memory");
 }
 
-void pm_lines_hand_over(void)
-{
-    pm_lines_order(true); /* the barrier of another thread waits for that one's lines only */
-}
-
 #else
 pm_lines_flush *pm_lines_find_flush(const char *name, bool *known)
 {
@@ -197,9 +189,5 @@ void pm_lines_order(bool durable)
 {
     (void)durable;
     atomic_thread_fence(memory_order_seq_cst);
-}
-
-void pm_lines_hand_over(void)
-{
 }
 #endif

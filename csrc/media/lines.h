@@ -24,10 +24,8 @@ pm_lines_flush *pm_lines_find_flush(const char *name, bool *known);
  * there is none. */
 pm_lines_stream *pm_lines_find_stream(void);
 
-/* Earlier stores, streams and flushes come before later stores. durable: what was flushed has also arrived. */
+/* Earlier stores, streams and flushes of this thread come before its later stores. durable: what it flushed has also
+ * arrived. */
 void pm_lines_order(bool durable);
-
-/* Before a thread releases a mutex: what it streamed or flushed is ordered by the next pm_lines_order of any thread. */
-void pm_lines_hand_over(void);
 
 #endif

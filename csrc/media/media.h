@@ -178,7 +178,7 @@ extern const pm_media_operations pm_media_memory, pm_media_dax, pm_media_file;
  * that name. */
 pm_status pm_media_memory_choose(pm_media *media);
 /* Called before another thread may go on: the next fence of any thread orders what this one streamed or flushed (M3).
- * Otherwise only its own would: on aarch64 a thread's barrier waits for no lines of another. */
+ * Otherwise only its own would. Media that are byte_addressable set `unordered` when they do either. */
 void pm_media_memory_hand_over(pm_media *media);
 /* Files: the schedule decides when writes past the page cache are done. */
 void pm_media_file_schedule(pm_media *media, pm_schedule *schedule);

@@ -167,10 +167,12 @@ static void order_stores(pm_media *media)
     if (media->trace) pm_trace_add(media->trace, PM_EVENT_FENCE, 0, 0, NULL);
 }
 
+/* A barrier, as on aarch64 that of another thread waits for none of this one's lines. On x86-64 the release of a mutex
+ * is a locked instruction, which would order them, but not in a process that had one thread until then. */
 void pm_media_memory_hand_over(pm_media *media)
 {
     if (!media->unordered) return;
-    pm_lines_hand_over();
+    pm_lines_order(true);
     media->unordered = false;
     if (media->trace) pm_trace_add(media->trace, PM_EVENT_HAND_OVER, 0, 0, NULL);
 }

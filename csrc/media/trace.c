@@ -87,6 +87,7 @@ static void add(pm_trace *trace, pm_event_kind kind, uint64_t offset, uint64_t l
     }
     if (bytes) memcpy(trace->data + trace->used, data, bytes);
     uint16_t own = pm_schedule_thread();
+    PM_CHECK(own <= PM_TRACE_STORE_THREADS);
     pm_event *last = trace->count ? &trace->events[trace->count - 1] : NULL;
     pm_event event = {.offset = offset, .length = length, .kind = kind, .has_data = data != NULL,
                       .thread = own ? own : program_thread(trace), .data = trace->used};

@@ -127,6 +127,13 @@ static pm_status close_locked(pm_store *store, unsigned flags)
     return status == PM_NO_MEMORY ? PM_IO : status; /* PM_NO_MEMORY would mean that the store is still open */
 }
 
+/* Another thread may enter now, and rely on its own fences. */
+static void unlock(pm_store *store)
+{
+    pm_media_memory_hand_over(&store->media);
+    pm_thread_unlock(&store->mutex);
+}
+
 pm_status pm_close(pm_store *store, unsigned flags)
 {
     pm_status status = PM_OK;
@@ -136,7 +143,7 @@ pm_status pm_close(pm_store *store, unsigned flags)
         pm_thread_lock(&store->mutex);
         status = close_locked(store, flags);
         bool closed = store->closed;
-        pm_thread_unlock(&store->mutex);
+        unlock(store);
         if (!closed) {
             pm_async_start(store);
             return status;
@@ -159,11 +166,9 @@ const char *pm_domain_in_use(const pm_store *store)
 
 /* ---- entering and leaving ------------------------------------------------------------------------------------- */
 
-/* Another thread may enter now, and rely on its own fences. */
 static pm_status leave(pm_store *store, pm_status status)
 {
-    pm_media_memory_hand_over(&store->media);
-    pm_thread_unlock(&store->mutex);
+    unlock(store);
     pm_schedule_point(store->schedule);
     return status;
 }

@@ -54,6 +54,7 @@ PARTS = (
     "creation",
     "damage",
     "faults",
+    "lack_of_space",
     "large",
     "transaction_lock",
     "write_back",
@@ -306,6 +307,10 @@ def faults(directory: Path) -> None:
                 path.write_bytes(base)
                 if not faulty(path, medium, (operations, at, code, lasting)):
                     break
+
+
+def lack_of_space(directory: Path) -> None:
+    """Writes of the committed image, and of parts of a record, that fail after the record is durable, or before."""
     for evaluate in (
         partial(test_shared_blocks.test_no_commit_is_lost_behind_a_write_that_lacked_space, durability="sync"),
         partial(test_shared_blocks.test_no_commit_is_lost_behind_a_write_that_lacked_space, durability="async"),
@@ -503,21 +508,8 @@ def run(parts: tuple[str, ...], quick: bool = False) -> Caught | None:
 
 def cases(directory: Path, parts: tuple[str, ...]) -> Iterator[tuple[str, Callable[[], None]]]:
     """The cases: a name, and a function that raises if it notices something."""
-    every = (
-        model,
-        readers,
-        creation,
-        damage,
-        faults,
-        large,
-        transaction_lock,
-        write_back,
-        forks,
-        anew,
-        beside,
-        archives,
-    )
-    every += (growing, formats)
+    every = (model, readers, creation, damage, faults, lack_of_space, large, transaction_lock, write_back, forks)
+    every += (anew, beside, archives, growing, formats)
     functions: dict[str, Callable[[Path], None]] = {function.__name__: function for function in every}
     for part in parts:
         if part in functions:

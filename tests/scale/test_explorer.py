@@ -80,9 +80,10 @@ def test_I31_I32_every_schedule_has_the_bits_of_the_undisturbed_fit(count: int, 
 
 
 @pytest.mark.long
+@pytest.mark.longer
 @pytest.mark.parametrize("seed", range(4))
 def test_more_schedules(seed: int) -> None:
-    explore_mapreduce(lambda: make(5), schedules=500 * LONGER, seed=100 + seed, workers=seed + 1, faults=4 + 4 * seed)
+    explore_mapreduce(lambda: make(5), schedules=250 * LONGER, seed=100 + seed, workers=seed + 1, faults=4 + 4 * seed)
 
 
 def test_the_undisturbed_fit_is_that_of_another_engine() -> None:

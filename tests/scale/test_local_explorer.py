@@ -76,9 +76,10 @@ def test_I35_every_schedule_with_runs_and_fewer_commits(kind: type[Factors], eve
 
 
 @pytest.mark.long
+@pytest.mark.longer
 @pytest.mark.parametrize("seed", range(4))
 def test_more_schedules(seed: int) -> None:
-    explore_mapreduce(lambda: make(5), schedules=200 * LONGER, seed=100 + seed, workers=seed + 1, faults=4 + 4 * seed)
+    explore_mapreduce(lambda: make(5), schedules=100 * LONGER, seed=100 + seed, workers=seed + 1, faults=4 + 4 * seed)
 
 
 # ---- mutants

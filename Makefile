@@ -37,11 +37,6 @@ SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -prin
 	ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:abort_on_error=1:use_sigaltstack=0:quarantine_size_mb=32 \
 	UBSAN_OPTIONS=print_stacktrace=1
 
-# Threads of OpenMP and of OpenBLAS wait by spinning, and tests run side by side.
-TESTS := test test-archive test-golden test-frames test-torch test-scale test-frameworks test-gallery sanitize long
-$(TESTS): export OMP_WAIT_POLICY := passive
-$(TESTS): export OPENBLAS_THREAD_TIMEOUT := 4
-
 # Without files of compiled modules, each of the hundreds of processes compiles what it imports, and pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
 

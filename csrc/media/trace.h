@@ -13,8 +13,8 @@
 #include "pmstore.h"
 #include "base/schedule.h"
 
-/* The threads that events name: 1 to 3 are a store's; 0, 4 and 5 are the program's, in the order of their first events,
- * and 5 is all further ones, too. */
+/* The threads that events name: 1 to 3 are a store's; 0, 4 and 5 are the program's, in the order of their first events.
+ * All further ones count as 5. */
 enum { PM_TRACE_STORE_THREADS = 3, PM_TRACE_PROGRAM_THREADS = 3 };
 
 /* One more pm_trace_free is needed after this. A store keeps its trace until it is closed, in whatever order a garbage

@@ -217,7 +217,7 @@ def archived(again: bool) -> None:
     print(f"{target.name}: {target.stat().st_size:,} bytes, {len(paths)} files")
 
 
-ONE_THREAD = {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive", "PYTHONWARNINGS": "ignore"}
+ONE_THREAD = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
 
 
 def in_process(directory: Path, medium: str, name: str) -> Path:

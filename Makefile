@@ -31,6 +31,12 @@ WITHOUT_C := tests/aarch64 tests/interchange tests/mutants tests/power tests/pro
 	$(call tests,testing,action testing_command testing_describe testing_docs testing_plugin testing_progress) \
 	$(call tests,crash_files,explored images server use)
 
+# Of the rest, tests whose every branch of C code, as gcov counts them, others reach too: make torture runs these as well.
+REACHED_BY_OTHERS := tests/archive tests/crash_files $(call tests,store,attributes compact dump growing lists lost_updates \
+		names object_uses objects opened_again opening_limits reading rename store values workers wrong_arguments) \
+	$(call tests,golden,archives golden) $(call tests,derived,derived_crashes derived_stored derived_threads) \
+	$(call tests,resume,changed_state fingerprint_padding own_values partial_fit_parameters resumable)
+
 SANITIZERS := -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 THREAD_SANITIZER := -O1 -g -fno-omit-frame-pointer -fsanitize=thread
 SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so.6)" \
@@ -223,7 +229,7 @@ sanitize: build
 	@cd $(SANITIZED) && $(SANITIZER_ENV) PYTHONPATH=$(CURDIR)/$(SANITIZED) PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-24} \
 		PMSTORE_FAULTS=4 PMSTORE_DAMAGE=100 \
 		timeout 1500 $(CURDIR)/$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -p no:cacheprovider \
-		-m 'not slow and not long and not no_sanitizer' $(addprefix --ignore=,$(ESTIMATORS) $(WITHOUT_C)) $(ARGS)
+		-m 'not slow and not long and not no_sanitizer' $(addprefix --ignore=,$(ESTIMATORS) $(WITHOUT_C) $(REACHED_BY_OTHERS)) $(ARGS)
 
 # The tests marked long, which make test leaves out; the targets of the folders apart run theirs.
 long: build
@@ -238,8 +244,8 @@ tsan: build
 		$(call tests,core,async parallel_compare write_back) $(call tests,store,threads_fork) $(ARGS)
 
 # Beside crashes: for longer, what make test runs for a short time only, which is random operations, races, damaged
-# metadata, failing calls, and crashes of commits that are durable later. A failure prints the seed and the event;
-# PMSTORE_CRASH_SEED replays it.
+# metadata, failing calls, and crashes of commits that are durable later; and all tests of C code under the sanitizers.
+# A failure prints the seed and the event; PMSTORE_CRASH_SEED replays it.
 torture: build
 	@for seed in $(SEEDS); do echo "Seed $$seed"; PMSTORE_CRASH_SEED=$$seed PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-3000} \
 		$(BIN)/python -m pytest -q -n $(JOBS) tests/core/test_crash.py $(ARGS) || exit 1; done
@@ -250,6 +256,8 @@ torture: build
 	@PMSTORE_LONGER=$${PMSTORE_LONGER:-8} PMSTORE_CRASH_BUDGET=$${PMSTORE_CRASH_BUDGET:-2000} \
 		PMSTORE_FAULTS=$${PMSTORE_FAULTS:-120} PMSTORE_KILLS=$${PMSTORE_KILLS:-250} \
 		$(BIN)/python -m pytest -q -n $(JOBS) --dist worksteal -m longer $(ARGS)
+	@echo "All that reaches C code, under the sanitizers"
+	@$(MAKE) -s --no-print-directory sanitize REACHED_BY_OTHERS= ARGS=
 	@echo "Kills"
 	@$(BIN)/python -m tests.support.kills $${PMSTORE_KILLS:-2000}
 

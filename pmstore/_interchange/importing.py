@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -93,6 +94,10 @@ def load_into(
     catalog = mapping._catalog
     catalog.writable()
     read.prepare()
+    with contextlib.suppress(FileNotFoundError):  # `read` tells of it
+        mode = os.stat(source).st_mode
+        if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # the end of a pipe or a device never comes
+            raise InterchangeError(f"{source!r} can't be read: it is neither a file nor a directory")
     with read.read(source) as found:
         with damage(source):
             require(isinstance(found.values, dict) and isinstance(found.attributes, dict), "its values are damaged")

@@ -31,7 +31,6 @@ from pmstore._store.opening import path_of
 from pmstore.archive._begin import places_of
 from pmstore.archive._differences import Difference, difference
 from pmstore.archive._format import TAG, Loss, Row, tell_losses, wrapped
-from pmstore.archive._index import Index
 from pmstore.archive._objects import MissingObjectError, ObjectExistsError, Place
 from pmstore.archive._retention import Keep, outside
 from pmstore.archive._sources import Sources
@@ -100,7 +99,7 @@ class Archive(Mapping[int, Version]):
         _refuse_others(sources, self._about)
         self._library = Library(sources)
         self._indexes = sources.index([])
-        self._index = Index.merged([one for one in self._indexes if one is not None])
+        self._index = self._sources.merged(self._indexes)
         self._read_tags(stacklevel=5)
         self._own_parent: Archive | None = None
         self._known: OrderedDict[int, Entries] = OrderedDict()  # entries of versions
@@ -129,7 +128,7 @@ class Archive(Mapping[int, Version]):
     def refresh(self) -> int:
         """Show versions that were added since. Returns the newest, or -1 if there is none."""
         self._indexes = self._sources.index(self._indexes)
-        self._index = Index.merged([one for one in self._indexes if one is not None])
+        self._index = self._sources.merged(self._indexes)
         self._read_tags(stacklevel=3)
         self._known.clear()  # another place may have a version in another way
         return self.latest
@@ -162,7 +161,7 @@ class Archive(Mapping[int, Version]):
         return iter(self.versions())
 
     def __contains__(self, version: object) -> bool:
-        return isinstance(version, (int, np.integer)) and version in self.versions()
+        return isinstance(version, (int, np.integer)) and not isinstance(version, bool) and version in self.versions()
 
     def __getitem__(self, version: int) -> Version:
         """A version as a mapping from names to values. Raises UnknownVersionError, which is a KeyError;

@@ -452,6 +452,7 @@ class Drain:
             elif before:
                 if number > 1:
                     self._steps.copy_tags(number - 1)
+                self._steps.end(number - 1)
                 return
             else:
                 with self._changed:

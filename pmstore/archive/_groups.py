@@ -59,7 +59,9 @@ class Alone(Group):
     """One process."""
 
     rank, size, node = 0, 1, ""
-    spool = tempfile.gettempdir()
+
+    def __init__(self) -> None:
+        self.spool = tempfile.gettempdir()
 
     def allgather(self, message: bytes) -> list[bytes]:
         return [message]

@@ -15,7 +15,8 @@ versions of the other one.
 
 The name of a flush is free again when it was merged. A list that is older than that, from a cache, would let a writer
 create the flush anew, beside what has taken its place. So the writer's token tells up to which number names were freed,
-before they are, and the next writer refuses a list that ends earlier.
+before they are, and the next writer refuses a list that ends earlier. A writer that is closed lets its token tell of
+its own flushes in the same way: if they are lost, that is noticed.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from pmstore._errors import MALFORMED, ArchiveConflictError, ArchiveDamagedError
 from pmstore.archive._format import SEGMENT, WRITER, Row, Segment, opened, wrapped
 from pmstore.archive._objects import MissingObjectError, ObjectExistsError, Place
 
-__all__ = ["Index", "IndexWriter", "SupersededError"]
+__all__ = ["Index", "IndexWriter", "SupersededError", "told_end"]
 
 _FAN = 32  # objects of the index that are merged into one
 _ATTEMPTS = 20
@@ -119,19 +120,32 @@ class Index:
         return cls([(one, have[one]) for one in current if one in have])
 
     @classmethod
-    def merged(cls, indexes: Sequence[Index]) -> Index:
-        """The index of several places. The row of a version is that of the first place that keeps the version for
-        itself, or else that of the first place. Objects of two places differ, although they have the same names:
-        each place has flushes of its own."""
+    def merged(cls, indexes: Sequence[Index]) -> tuple[Index, int | None]:
+        """The index of several places, and the first version of which they have other contents, although none of them
+        approximates it (I27): two copies of a store went on without each other.
+
+        The row of a version is that of the first place that keeps the version for itself, or else that of the first
+        place. Objects of two places differ, although they have the same names: each place has flushes of its own. Where
+        contents differ, `_whole_chains` chooses; of two copies, the one that has gone further comes first.
+        """
         if len(indexes) == 1:
-            return indexes[0]
+            return indexes[0], None
         rows: dict[int, tuple[Any, ...]] = {}
+        differ, parted = False, []
         for row in (row for index in reversed(indexes) for row in index._rows[: index._count]):
-            if row[-1] is True or row[0] not in rows or rows[row[0]][-1] is not True:
+            there = rows.get(row[0])
+            if there is not None and _state_of(there) != _state_of(row):
+                differ = True
+                if not _is_lossy(there) and not _is_lossy(row):
+                    parted.append(row[0])
+            if row[-1] is True or there is None or there[-1] is not True:
                 rows[row[0]] = row
-        if any(map(_is_lossy, rows.values())):
+        first = min(parted, default=None)
+        if first is not None:
+            indexes = sorted(indexes, key=lambda one: (-one.newest, one.behind(first) - len(one)))
+        if differ:
             rows = _whole_chains([{row[0]: row for row in index._rows[: index._count]} for index in indexes])
-        return cls([(Segment(1, 1, 0), [rows[version] for version in sorted(rows)])])
+        return cls([(Segment(1, 1, 0), [rows[version] for version in sorted(rows)])]), first
 
     def __len__(self) -> int:
         return self._count
@@ -210,11 +224,15 @@ def _is_lossy(row: Any) -> bool:
     return bool(len(row) == _FIELDS and row[_LOSSY])
 
 
+def _state_of(row: Any) -> Any:
+    return row[_STATE] if len(row) == _FIELDS else None
+
+
 def _whole_chains(places: Sequence[dict[int, tuple[Any, ...]]]) -> dict[int, tuple[Any, ...]]:
     """A row for each version. Two places that were drained to one after the other may have a version with other
-    contents, where one of them approximates an array (I27). A differential needs the version before as its own place
-    has it. So the newest versions come first, each with all that it needs; one that would need other contents of a
-    version that is there already is left out."""
+    contents: one of them approximates an array (I27), or two copies of a store went on without each other. A
+    differential needs the version before as its own place has it. So the newest versions come first, each with all that
+    it needs; one that would need other contents of a version that is there already is left out."""
     rows: dict[int, tuple[Any, ...]] = {}
     for version in sorted(set().union(*places), reverse=True):
         found = [place for place in places if version in place]
@@ -258,8 +276,9 @@ class IndexWriter:
     def __init__(self, place: Place) -> None:
         self._place = place
         self._token = self._freed = 0
+        self._added = 0  # the newest flush of this writer
         self._about: dict[str, Any] = {}
-        self.index = Index.read(place, least=_freed_by(place, _newest_token(place)))
+        self.index = Index.read(place, least=told_end(place))
 
     def begin(self, about: dict[str, Any]) -> bool:
         """Makes the newest token, which ends the work of any other writer of the place. Returns whether the index has
@@ -326,9 +345,17 @@ class IndexWriter:
                 rows = self._take_late(rows)
                 continue
             self.require_newest()  # or else a newer writer may have merged its own object of this name away
-            self.index = index
+            self.index, self._added = index, number
             self._merge()
             return
+
+    def end(self) -> None:
+        """Lets the token tell of the flushes of this writer. A later one then refuses a list that lacks them."""
+        if self._added > self._freed:
+            with contextlib.suppress(ArchiveError):
+                self.require_newest()
+                self._place.put(*self._told(self._token, self._added))
+                self._freed = self._added
 
     def _take_late(self, rows: Sequence[Row]) -> list[Row]:
         """Takes over the versions of a flush that a writer had under way when this one began. Returns the other rows.
@@ -336,10 +363,13 @@ class IndexWriter:
         Raises ArchiveConflictError if it has other contents of a version, or lacks one.
         """
         late = Index.read(self._place, self.index, least=self.index.last)
+        if late.last == self.index.last:
+            raise ArchiveDamagedError(
+                f"the name of the next object of the index is taken in {self._place.url}, and no object is listed: "
+                "move away what has the name, if it is no file. A cache may give an older list: try again later"
+            )
         common = [row for row in rows if row.version <= late.newest]
-        if late.newest <= self.index.newest or any(
-            (there := late.find(row.version)) is None or there.state != row.state for row in common
-        ):
+        if any((there := late.find(row.version)) is None or there.state != row.state for row in common):
             raise ArchiveConflictError(
                 f"an earlier drain to {self._place.url} has just written a version with other contents, such as "
                 "another approximation: begin the drain again"
@@ -423,8 +453,14 @@ def _is_ours(place: Place, token: int) -> bool:
         return False
 
 
+def told_end(place: Place) -> int:
+    """A flush that was there, as the newest token tells: a list that ends earlier is not whole."""
+    return _freed_by(place, _newest_token(place))
+
+
 def _freed_by(place: Place, token: int) -> int:
-    """The number up to which names of flushes were freed. Earlier releases do not tell it."""
+    """The number up to which names of flushes were freed, or written by a drain that was closed. Earlier releases do
+    not tell it."""
     freed = _about_token(place, token).get("freed")
     return freed if type(freed) is int else 0
 

@@ -37,6 +37,8 @@ class LocalPlace(Place):
     must not make them land on the disk below.
     """
 
+    near = True
+
     def __init__(self, path: str) -> None:
         self.url = self._root = os.path.abspath(path)
         self._identity: tuple[int, int] | None = None
@@ -252,10 +254,11 @@ def _make(folder: str) -> None:
     """Make a folder, and those above it as far as they are missing. Its name is durable."""
     parent = os.path.dirname(folder)
     try:
-        os.mkdir(folder)
-    except FileNotFoundError:
-        _make(parent)
-        _make(folder)
+        try:
+            os.mkdir(folder)
+        except FileNotFoundError:
+            _make(parent)
+            os.mkdir(folder)
     except FileExistsError:
         with contextlib.suppress(PermissionError):  # the process that made it may not have synced it yet
             _sync_folder(parent)

@@ -122,9 +122,12 @@ class Place(ABC):
     ----------
     url : str
         The place as messages show it, without credentials.
+    near : bool
+        Whether reading back is as quick as writing, and nothing else looks after the bytes: on a disk here.
     """
 
     url: str
+    near = False
 
     @abstractmethod
     def put(self, name: str, data: Sequence[Buffer]) -> None:

@@ -77,7 +77,7 @@ class Retrying(Place):
         jitter: Callable[[], float] = random.random,
     ) -> None:
         self.place = place
-        self.url = place.url
+        self.url, self.near = place.url, place.near
         self._stop = stop
         self._tell = tell
         self.patience = patience

@@ -23,6 +23,7 @@ class Sources:
     def __init__(self, places: Sequence[Place]) -> None:
         self.places = list(places)
         self._told: set[tuple[str, str]] = set()
+        self._told_parted = False
 
     @property
     def url(self) -> str:
@@ -83,6 +84,20 @@ class Sources:
         if len(failed) == len(self.places):
             raise failed[0]
         return found
+
+    def merged(self, found: Sequence[Index | None]) -> Index:
+        """The index of all places. An ArchiveWarning tells of places that have other contents of a version."""
+        index, parted = Index.merged([one for one in found if one is not None])
+        if parted is not None and not self._told_parted:
+            self._told_parted = True
+            warnings.warn(
+                f"{', '.join(place.url for place in self.places)}: these places have other contents of version "
+                f"{parted}: two copies of a store went on without each other. The one that has gone further is shown. "
+                "To see all versions of a place, open it alone",
+                ArchiveWarning,
+                stacklevel=2,
+            )
+        return index
 
     def size(self, name: str) -> int:
         """Bytes of an object, in the first place that has it. Raises MissingObjectError."""

@@ -28,8 +28,9 @@ from pmstore._snapshot import Reader, newest
 from pmstore._store.held import tell_pid
 from pmstore.archive._capture import Seen, capture
 from pmstore.archive._codecs import Codecs
+from pmstore.archive._copying import refuse_damaged
 from pmstore.archive._format import Piece, Row
-from pmstore.archive._objects import Place
+from pmstore.archive._objects import MissingObjectError, Place, ShortObjectError
 from pmstore.archive._past import refuse_another_past
 from pmstore.archive._retention import Keep
 from pmstore.archive._sources import Sources
@@ -79,9 +80,16 @@ class Steps:
         self.jobs: deque[Flush] = deque()
         self._tell: Callable[[str], object] = lambda text: None
         self._told = False  # of versions that could not be removed
+        self._told_parts: set[str] = set()  # that are damaged
         self._seen = Seen(options.queue_size, options.codec.approximates if options.codec.any_lossy else None)
         self._writing = Writing(
-            self.targets[0].writer, options.codec, options.part_size, self.jobs.append, self._last(), self._stored()
+            self.targets[0].writer,
+            options.codec,
+            options.part_size,
+            self.jobs.append,
+            self._last(),
+            self._stored(),
+            self._is_whole,
         )
 
     def _last(self) -> int | None:
@@ -109,6 +117,20 @@ class Steps:
             text = f"{target.place.url}: parts of version {self.captured} are lost or cut; contents are written anew"
             warnings.warn(text, ArchiveWarning, stacklevel=2)
         return found
+
+    def _is_whole(self, piece: Piece) -> bool:
+        """Whether the first place has a piece of an earlier drain unharmed. It is read only on a disk here: an object
+        store has checksums of its own."""
+        place = self.targets[0].place
+        if place.near:
+            try:
+                refuse_damaged(piece, place.get(piece.part, piece.at, piece.length), place.url)
+            except (ArchiveError, MissingObjectError, ShortObjectError) as error:
+                if piece.part not in self._told_parts:
+                    self._told_parts.add(piece.part)
+                    self._tell(f"{error}; these contents are written anew")
+                return False
+        return True
 
     @property
     def queued(self) -> int:
@@ -178,7 +200,7 @@ class Steps:
     def copy(self, number: int) -> bool:
         """Brings a further place up to the one before. False if it is."""
         near = self.targets[number - 1]
-        if not self.targets[number].copy(near.index, near.place):
+        if not self.targets[number].copy(near.index, near.place, self._tell):
             return False
         self.copy_tags(number)
         self._retain(number)
@@ -187,6 +209,10 @@ class Steps:
     def copy_tags(self, number: int) -> None:
         """Copies the tags of the place before to a further place, before versions are removed there."""
         self.targets[number].copy_tags(self.targets[number - 1].place)
+
+    def end(self, number: int) -> None:
+        """A place gets no more versions."""
+        self.targets[number].end()
 
     def leave(self) -> None:
         """A forked process calls this: the parent keeps everything."""

@@ -17,14 +17,14 @@ the version was tagged again.
 from __future__ import annotations
 
 import contextlib
-import itertools
 import re
 import secrets
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from pmstore._errors import ArchiveConflictError, ArchiveDamagedError, ArchiveError, ArchiveUnavailableError
+from pmstore.archive._copying import Copying
 from pmstore.archive._format import ARCHIVE, TAG, UNTAG, Row, is_part, opened, wrapped
 from pmstore.archive._index import Index, IndexWriter
 from pmstore.archive._manifest import sequences
@@ -137,6 +137,11 @@ def _parts_of(place: Place) -> dict[str, int]:
     return {f"parts/{name}": size for name, size in place.sizes("parts").items()}
 
 
+def _listed(versions: Collection[int]) -> str:
+    first, last = min(versions), max(versions)
+    return f"version {first}" if first == last else f"versions {first} to {last}"
+
+
 def _put_removal(place: Place, removal: str) -> None:
     place.put(f"untagged/{removal}", wrapped(UNTAG, f"untagged/{removal}", None))
 
@@ -154,7 +159,7 @@ class Target:
         self._new = new
         self._look()
         self._writer = IndexWriter(place)
-        self._parts: set[str] | None = None  # that are here, if it is known
+        self._copying: Copying | None = None  # of parts, while it is known which ones are here
         self._tags: set[str] = set()  # names of tags that need not be copied any more
         self._tagged: dict[str, int] = {}  # tags and their versions, when versions were removed last,
         self._removals_here: list[str] = []  # and the removals of tags then
@@ -195,6 +200,10 @@ class Target:
     def last(self) -> int:
         """The newest version, or -1."""
         return self.index.newest
+
+    def end(self) -> None:
+        """The last step: the list of this place does not end before the versions that this drain has added."""
+        self._writer.end()
 
     def has_now(self, version: int) -> bool:
         """Whether the place has the version, or a newer one, from whichever writer."""
@@ -244,24 +253,39 @@ class Target:
         """The parts that are in the place, with the number of bytes of each."""
         return _parts_of(self.place)
 
-    def copy(self, near: Index, source: Place) -> bool:
-        """Copies versions that another place has. near: its index. False if there are none."""
-        rows = list(itertools.islice(near.rows(near.behind(self.last)), _TOGETHER))
-        self._refuse_other_past(near, rows)
-        if self._parts is None:
+    def copy(self, near: Index, source: Place, tell: Callable[[str], object]) -> bool:
+        """Copies versions that another place has. near: its index. tell: called with the text of a warning, if some of
+        them are damaged and later ones are whole. False if there are none.
+
+        Raises ArchiveDamagedError if all of them are damaged.
+        """
+        if self._copying is None:
             named = {part for row in self.index.rows() for part in row.parts}
-            wanted = _parts_of(source)  # one that was lost or cut is copied again
-            self._parts = {part for part, size in self.parts().items() if part in named and size >= wanted.get(part, 0)}
-        for part in dict.fromkeys(part for row in rows for part in row.parts):
-            if part not in self._parts:
+            there = {part: size for part, size in self.parts().items() if part in named}
+            self._copying = Copying(source, self.place, there, _parts_of(source))
+        copied: list[Row] = []
+        lost: dict[int, ArchiveDamagedError] = {}
+        for row in near.rows(near.behind(self.last)):
+            error = None if row.previous is None else lost.get(row.previous)
+            if error is None:
+                if not copied:
+                    self._refuse_other_past(near, row)
                 try:
-                    data = source.get(part)
-                except MissingObjectError as error:
-                    raise ArchiveDamagedError(f"{error}, so that {self.place.url} can't have its versions") from error
-                self.place.put(part, [data])
-                self._parts.add(part)
-        self.append(rows)
-        return bool(rows)
+                    self._copying.take(row)
+                    copied.append(row)
+                except ArchiveDamagedError as found:
+                    error = found
+            if error is not None:
+                lost[row.version] = error
+            if len(copied) == _TOGETHER:
+                break
+        if lost:
+            text = f"{self.place.url} can't have {_listed(lost)}: {next(iter(lost.values()))}"
+            if not copied:
+                raise ArchiveDamagedError(f"{text}. A later drain goes on from its first version, which needs no other")
+            tell(text)
+        self.append(copied)
+        return bool(copied)
 
     def copy_tags(self, source: Place) -> None:
         """Copies tags of versions that are here from another place, but for damaged ones, and removals of tags. A tag
@@ -305,16 +329,16 @@ class Target:
             _put_removal(self.place, removal)
             self._removals.add(removal)
 
-    def _refuse_other_past(self, near: Index, rows: Sequence[Row]) -> None:
+    def _refuse_other_past(self, near: Index, row: Row) -> None:
         """Raises ArchiveConflictError if a differential is to a version that is another one here."""
-        first = rows[0].previous if rows else None
+        first = row.previous
         if first is None:
             return
         here, there = self.index.find(first), near.find(first)
         if here is None:
             raise ArchiveConflictError(
                 f"{self.place.url} lacks version {first}, and the place before it needs that for version "
-                f"{rows[0].version}: two drains wrote to them by turns. Name {self.place.url} first in the next drain"
+                f"{row.version}: two drains wrote to them by turns. Name {self.place.url} first in the next drain"
             )
         if there is None or here.state != there.state:
             raise ArchiveConflictError(
@@ -334,7 +358,7 @@ class Target:
         self._forget(going.difference(self.index.kept()[-1:], self._read_tagged()))
 
     def _forget(self, going: set[int]) -> None:
-        self._parts = None
+        self._copying = None
         forget(self._writer, self.place, going, self._read_tagged)
 
     def _read_tagged(self) -> Collection[int]:
@@ -345,5 +369,14 @@ class Target:
         known, self._tagged = self._tagged, {}
         for name in self.place.list("tags"):
             with contextlib.suppress(MissingObjectError):  # it was taken away meanwhile
-                self._tagged[name] = known[name] if name in known else tag_of(Sources([self.place]), name)
+                self._tagged[name] = known[name] if name in known else self._tag_of(name)
         return self._tagged.values()
+
+    def _tag_of(self, name: str) -> int:
+        try:
+            return tag_of(Sources([self.place]), name)
+        except ArchiveDamagedError as error:
+            raise ArchiveDamagedError(
+                f"{self.place.url}: the tag {name!r} is damaged, so that its version is not known: take it away with "
+                "untag"
+            ) from error

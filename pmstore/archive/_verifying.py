@@ -8,7 +8,7 @@ from typing import NamedTuple, overload
 from pmstore._core import hash64
 from pmstore._errors import ArchiveDamagedError, ArchiveUnavailableError, FormatVersionError
 from pmstore.archive._format import Piece, Row
-from pmstore.archive._index import Index
+from pmstore.archive._index import Index, told_end
 from pmstore.archive._objects import MissingObjectError, Place, ShortObjectError
 from pmstore.archive._sources import Sources
 from pmstore.archive._target import about_of, removals_of, tags_of
@@ -93,7 +93,7 @@ class _Checked:
         alone = Sources([self._place])
         try:
             about_of(alone)
-            index = Index.read(self._place)
+            index = Index.read(self._place, least=told_end(self._place))
             tags_of(alone)
             removals_of(alone)
         except _REFUSALS as error:

@@ -68,6 +68,8 @@ class Writing:
         The newest version in the archive.
     stored : iterable of (key, Stored), optional
         Frames that are in the archive, and each have one run of an entry's contents by themselves.
+    is_whole : callable
+        Called with the piece of such a frame before a version relies on it.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class Writing:
         flush: Callable[[Flush], None],
         last: int | None = None,
         stored: Iterable[tuple[bytes, Stored]] = (),
+        is_whole: Callable[[Piece], bool] = lambda piece: True,
     ) -> None:
         self.tell: Callable[[str], object] = lambda text: None  # of a codec that does not take some contents
         self.room: Callable[[], None] | None = None  # called in the middle of a version; it may wait, or raise
@@ -93,7 +96,9 @@ class Writing:
         self._written = 0  # bytes of all parts that were filled
         self.rows: list[Row] = []  # of versions that were encoded, and not flushed
         self._previous = last
-        self._have = {(key, one[0].runs, one[0].checksum): one for key, one in stored}
+        self._stored = {(key, one[0].runs, one[0].checksum): one for key, one in stored}
+        self._is_whole = is_whole
+        self._have: dict[tuple[bytes, Any, int], Stored] = {}  # frames of the version that is being encoded
         self._whole: dict[bytes, tuple[Stored, ...]] = {}  # frames that have all of an entry's contents by themselves
         self._entries: dict[bytes, Entry] | None = None  # of the last version that was encoded
         self._since = 0  # differentials since the last base,
@@ -199,6 +204,7 @@ class Writing:
     def _finalize(self, row: Row, changes: Changes, whole: dict[bytes, tuple[Stored, ...]]) -> None:
         self._entries, self._whole, self._previous = changes.entries, whole, row.version
         self._have.clear()
+        self._stored.clear()
         self.rows.append(row)
         as_base = row.previous is None
         for key in whole if as_base else changes.changed:
@@ -324,9 +330,12 @@ class Writing:
         self, key: bytes, runs: tuple[tuple[int, int], ...], data: Bytes, before: Bytes | None, element: int
     ) -> Stored:
         checksum = hash64(data.data)
-        known = self._have.get((key, runs, checksum))
-        if known is not None:
-            return known
+        name = key, runs, checksum
+        stored = self._stored.pop(name, None)
+        if stored is not None and self._is_whole(stored[0].piece):
+            self._have[name] = stored
+        if name in self._have:
+            return self._have[name]
         configs = self._codecs.configs(key)
         chain = Chain.of(configs, element, len(data), before is not None)
         try:
@@ -346,7 +355,7 @@ class Writing:
             encoded = bytes(encoded)  # the data may be a replica, which changes; `encode` looks after others
         made = (Frame(runs, self._add(encoded), 0, checksum), chain)
         if not chain.delta and len(runs) == 1:
-            self._have[key, runs, checksum] = made  # in case that this version has to be encoded again
+            self._have[name] = made  # in case that this version has to be encoded again
         return made
 
     def _tell(self, key: bytes, configs: tuple[dict[str, Any], ...], error: Exception) -> None:

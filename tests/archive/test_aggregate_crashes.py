@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,6 @@ import pytest
 from pmstore.archive import LocalGroup, aggregate, latest_common, open_aggregate
 from pmstore.archive import _aggregate as module
 from pmstore.archive._fsspec import FsspecPlace
-from pmstore.archive._groups import Alone
 from pmstore.archive._local import LocalPlace
 from pmstore.archive._objects import place_of
 from pmstore.testing._files.fixture import CrashFiles
@@ -135,7 +135,7 @@ def test_a_replacement_that_is_killed(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_spools_of_the_dead_go_and_those_of_the_living_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("fsspec")
-    monkeypatch.setattr(Alone, "spool", str(tmp_path))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     with monkeypatch.context() as patched:
         patched.setattr(module._Work, "_stream", dies)
         killed(lambda: aggregate("memory://dead", 1, {"x": b"dead"}))

@@ -395,7 +395,7 @@ def test_the_first_place_lacks_a_part(tmp_path: Path) -> None:
             drain = store.drain(places)
             store["x"][0] = 1
             store.commit()
-            with pytest.raises(pmstore.ArchiveDamagedError, match="is missing, so that .*far can't have its versions"):
+            with pytest.raises(pmstore.ArchiveDamagedError, match="far can't have version 0: .* is missing"):
                 drain.wait()
             drain.close()
 

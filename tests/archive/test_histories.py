@@ -15,7 +15,7 @@ from pmstore._core import META_MAX
 from pmstore._store.lineage import entry_of
 from pmstore.archive._archive import Archive
 from pmstore.archive._sources import Sources
-from tests.archive.stepping import Memory, archived, drained, stepping
+from tests.archive.stepping import Memory, archived, contents, drained, same, stepping
 
 pytest.importorskip("numcodecs")
 
@@ -65,6 +65,33 @@ def test_a_further_place_of_another_history(put_back: Path) -> None:
         assert store.sequence == 4
         with pytest.raises(pmstore.ArchiveConflictError, match="other contents"):
             store.drain([near, far])
+
+
+def test_places_of_two_copies_are_not_mixed(tmp_path: Path) -> None:
+    """A machine with one of two places is lost. The run goes on from the other place, which lags. Then the first place
+    is there again, and both are opened."""
+    near, far, both = tmp_path / "near", tmp_path / "far", [tmp_path / "near", tmp_path / "far"]
+    commits(tmp_path / "store.pm", 0, 3, both)
+    commits(tmp_path / "store.pm", 100, 2, near)
+    assert archive.open(far).restore(tmp_path / "again.pm") == 3
+    with pmstore.open(tmp_path / "again.pm") as store:
+        store["only here"] = 200
+        for step in range(5):
+            store["x"][step] = 200 + step  # a differential: the rest is that of the version before
+            store.commit()
+            drained(store, far)
+    alone = archive.open(far)
+    for places in (both, both[::-1]):
+        with pytest.warns(pmstore.ArchiveWarning, match="other contents of version 4: two copies of a store"):
+            found = archive.open(places)
+        assert found.versions() == alone.versions() == [1, 2, 3, 4, 5, 6, 7, 8]
+        for version in found:
+            assert same(contents(found[version]), contents(alone[version])), version
+        restored = tmp_path / f"from-{places[0].name}.pm"
+        assert found.refresh() == found.restore(restored) == 8  # it is told once
+        with pmstore.open(restored, "r") as store:
+            assert store["only here"] == 200 and store["x"][0] == 200 and store["x"][5] == 2
+    assert archive.open(near)[5]["x"][0] == 101, "a place alone has all that it has"
 
 
 def test_the_same_contents_go_on(tmp_path: Path) -> None:
@@ -151,7 +178,8 @@ def test_a_fork_without_a_version_of_its_own(tmp_path: Path) -> None:
     archive.open(trunk).fork(2, tmp_path / "fork.pm")
     with pmstore.open(tmp_path / "fork.pm") as store, store.drain(branch):
         pass
-    shutil.rmtree(branch / "index")
+    for folder in ("index", "writers"):
+        shutil.rmtree(branch / folder)
     found = archive.open(branch)
     assert found.versions() == [1, 2]
     assert found.restore(again) == 2
@@ -204,7 +232,8 @@ def test_a_fork_whose_parent_lost_the_version(tmp_path: Path) -> None:
     archive.open(trunk).fork(3, tmp_path / "fork.pm")
     with pmstore.open(tmp_path / "fork.pm") as store, store.drain(branch):
         pass
-    shutil.rmtree(branch / "index")
+    for folder in ("index", "writers"):
+        shutil.rmtree(branch / folder)
     archive.open(trunk).untag("fork-3")
     archive.open(trunk).forget([3])
     assert archive.open(branch).restore(tmp_path / "again.pm") == 2

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,6 +24,20 @@ def largest(place: Path) -> Path:
 
 def cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
+
+
+def flip(path: Path, at: int) -> None:
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+def drained(path: Path, places: list[Path], name: str, value: object) -> int:
+    """A commit, which is archived. Returns the version."""
+    with pmstore.open(path) as store, store.drain(places) as drain:
+        store[name] = value
+        store.commit()
+        return drain.wait()
 
 
 DAMAGED = pytest.mark.parametrize("damage", [Path.unlink, cut])
@@ -114,3 +131,127 @@ def test_a_tag_is_made_where_its_version_is(tmp_path: Path) -> None:
             store.commit()
             drain.wait()
     assert archive.open(places[1]).tags == {}
+
+
+def test_contents_that_never_change_are_read_back_once(tmp_path: Path) -> None:
+    """A base refers to them. If they are damaged, every later version would be, too."""
+    path, place, data = tmp_path / "store.pm", tmp_path / "to", os.urandom(50_000)
+    drained(path, [place], "data", data)
+    part = largest(place)
+    flip(part, 100)
+    with pytest.warns(pmstore.ArchiveWarning, match=f"{part.name} is damaged at byte 0.*written anew") as told:
+        assert drained(path, [place], "step", 1) == 2
+    assert len(told) == 1
+    assert drained(path, [place], "step", 2) == 3  # and without a warning
+    found = archive.open(place)
+    assert found[2]["data"] == found[3]["data"] == data
+    with pytest.raises(pmstore.ArchiveDamagedError):
+        found[1]["data"]
+    assert [one.versions for one in found.verify()] == [(1,)]
+
+
+def test_a_new_place_gets_no_damage(tmp_path: Path) -> None:
+    """It begins with the first version that is whole and needs no other."""
+    path, near, new, data = tmp_path / "store.pm", tmp_path / "near", tmp_path / "new", os.urandom(50_000)
+    drained(path, [near], "data", data)
+    drained(path, [near], "step", 1)
+    flip(largest(near), 100)
+    with pytest.warns(pmstore.ArchiveWarning, match=r"new can't have versions 1 to 2: .*near: parts/.* is damaged"):
+        with pmstore.open(path) as store, store.drain([near, new]) as drain:
+            with pytest.raises(pmstore.ArchiveDamagedError, match="is damaged at byte 0.* A later drain goes on from"):
+                for step in range(100):
+                    store["step"] = step
+                    store.commit()
+                    drain.wait()
+    newest = archive.open(near).latest
+    assert archive.open(near)[newest]["data"] == data
+    with pytest.warns(pmstore.ArchiveWarning, match="new can't have versions 1 to 2"):
+        last = drained(path, [near, new], "step", 3)
+    found = archive.open(new)
+    assert found.verify().ok and found.latest == last and 1 not in found and 2 not in found
+    assert all(found[version]["data"] == data for version in found)
+
+
+def test_a_cut_part_is_replaced_by_the_same_bytes_only(tmp_path: Path) -> None:
+    """Each of two places has what the other one lacks. No drain may take the last copy away."""
+    path, places, data = tmp_path / "store.pm", [tmp_path / "near", tmp_path / "far"], os.urandom(2_000_000)
+    drained(path, places, "data", data)
+    part = largest(places[0])
+    flip(part, 100)
+    os.truncate(largest(places[1]), part.stat().st_size - 10)
+    with pytest.warns(pmstore.ArchiveWarning):
+        assert archive.open(places)[1]["data"] == data
+        drained(path, places, "step", 1)
+        assert archive.open(places)[1]["data"] == data
+        found = archive.open(places)
+        assert found[found.latest]["data"] == data
+
+
+@pytest.mark.parametrize("folder", [False, True])
+def test_a_list_that_lost_its_end(folder: bool, tmp_path: Path) -> None:
+    """The token of a drain that was closed tells where the list ends. The parts stay: the list may come back."""
+    path, place = tmp_path / "store.pm", tmp_path / "to"
+    for step in range(3):
+        drained(path, [place], "step", step)
+    names = sorted((place / "index").iterdir())
+    if folder:
+        (place / "index").rename(tmp_path / "kept")
+    else:
+        names[-1].rename(tmp_path / "kept")
+    report = archive.open(place).verify()
+    assert not report.ok and "objects of the index are missing" in str(report)
+    with pytest.raises(pmstore.ArchiveDamagedError, match="objects of the index are missing .* flush 3 was there"):
+        drained(path, [place], "step", 3)
+    (tmp_path / "kept").rename(place / "index" if folder else names[-1])
+    assert drained(path, [place], "step", 4) == 4
+    assert [archive.open(place)[version]["step"] for version in (1, 2, 3, 4)] == [0, 1, 2, 4]
+
+
+def test_the_name_of_the_next_object_is_taken(tmp_path: Path) -> None:
+    path, place = tmp_path / "store.pm", tmp_path / "to"
+    drained(path, [place], "step", 0)
+    (place / "index" / "000000000002-000000000002-000000").mkdir()
+    with pytest.warns(pmstore.ArchiveWarning), pytest.raises(pmstore.ArchiveDamagedError, match="is taken in .*/to"):
+        drained(path, [place], "step", 1)
+    shutil.rmtree(place / "index" / "000000000002-000000000002-000000")
+    assert drained(path, [place], "step", 2) == 3
+
+
+@pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="no /proc")
+def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:
+    with pmstore.open(tmp_path / "store.pm") as store:
+        with pytest.raises(pmstore.ArchiveUnavailableError, match="/proc/pmstore: .*No such file or directory"):
+            store.drain("/proc/pmstore")
+
+
+def test_without_any_temporary_folder(tmp_path: Path) -> None:
+    """On a full disk, versions can still be listed, restored and removed."""
+    for step in range(2):
+        drained(tmp_path / "store.pm", [tmp_path / "to"], "step", step)
+    script = """
+import sys, tempfile
+tempfile._candidate_tempdir_list = list
+from pmstore import archive
+found = archive.open(sys.argv[1])
+found.forget([1])
+print(found.versions(), found.restore(sys.argv[2]))
+"""
+    command = [sys.executable, "-c", script, str(tmp_path / "to"), str(tmp_path / "again.pm")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout == "[2] 2\n", done.stderr
+
+
+def test_a_tag_that_is_damaged_in_one_place(tmp_path: Path) -> None:
+    path, places = tmp_path / "store.pm", [tmp_path / "near", tmp_path / "far"]
+    for step in range(3):
+        drained(path, places, "step", step)
+    archive.open(places).tag("best", 1)
+    flip(places[0] / "tags" / "best", 10)
+    with pytest.warns(pmstore.ArchiveWarning):
+        found = archive.open(places)
+        with pytest.raises(pmstore.ArchiveDamagedError, match="near: the tag 'best' is damaged.* untag"):
+            found.forget([2])
+        found.untag("best")
+        found.forget([2])
+    assert found.versions() == [1, 3]
+    assert True not in found and 1 in found

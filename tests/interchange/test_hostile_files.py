@@ -28,6 +28,14 @@ MASKED = np.ma.array([1.0, -999.0, 3.0], mask=[False, True, False])
 # ---- hostile files
 
 
+@pytest.mark.parametrize("format", ["npz", "safetensors", "hdf5", "zarr"])
+def test_a_pipe_is_no_file(store: pmstore.Store, tmp_path: Path, format: str) -> None:
+    """Nobody writes to it, so that its end would never come."""
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(pmstore.InterchangeError, match="is neither a file nor a directory"):
+        pmstore.load_into(store, tmp_path / "pipe", format)
+
+
 @pytest.mark.parametrize("how", ["external storage", "external link", "soft link", "virtual", "group", "many"])
 @pytest.mark.parametrize("document", ["__values__", "__attributes__", "__pmstore__"])
 def test_documents_of_hdf5_are_in_the_file(store: pmstore.Store, tmp_path: Path, how: str, document: str) -> None:

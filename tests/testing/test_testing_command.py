@@ -336,8 +336,10 @@ def test_what_is_no_failure_file(failure: Path, tmp_path: Path) -> None:
         load_failure(failure.with_suffix(".pm"))
     with pytest.raises(CrashTestError, match="there is no such file"):
         load_failure("missing")
-    with pytest.raises(CrashTestError, match="directory"):
-        load_failure(tmp_path)
+    os.mkfifo(tmp_path / "pipe")
+    for path in (tmp_path, tmp_path / "pipe", Path("/dev/zero")):
+        with pytest.raises(CrashTestError, match="it is not a regular file"):
+            load_failure(path)
 
 
 def test_a_flipped_byte_is_noticed(failure: Path) -> None:

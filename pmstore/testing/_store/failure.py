@@ -10,6 +10,7 @@ import io
 import json
 import os
 import secrets
+import stat
 import subprocess
 import sys
 import zipfile
@@ -230,6 +231,8 @@ def load_failure(path: str | os.PathLike[str]) -> Failure:
     """
     shown = os.fspath(path)
     try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # the end of a pipe or a device never comes
+            raise CrashTestError(f"{shown} is no failure file of pmstore.testing: it is not a regular file")
         with zipfile.ZipFile(path) as archive:
             about = json.loads(archive.read("schedule.json"))
             _require_version(about, shown)
@@ -255,8 +258,9 @@ def load_failure(path: str | os.PathLike[str]) -> Failure:
     except Exception as error:  # a damaged file can make its reader raise anything
         hint = ""
         with contextlib.suppress(OSError):
-            if Path(shown).read_bytes()[:7] == b"PMSTORE":
-                hint = f" (it is a store: look at it with `python -m pmstore ls {shown}`)"
+            with open(path, "rb") as file:
+                if file.read(7) == b"PMSTORE":
+                    hint = f" (it is a store: look at it with `python -m pmstore ls {shown}`)"
         raise CrashTestError(f"{shown} is no failure file of pmstore.testing, or it is damaged{hint}") from error
 
 

@@ -83,6 +83,8 @@ def stepping(store: pmstore.Store, *places: Place, **options: Any) -> Iterator[S
     steps = Steps(store._file_lock.again(store.path), places, about, chosen_options)
     try:
         yield steps
+        for number in range(len(places)):
+            steps.end(number)
     finally:
         steps.close()
 

@@ -225,7 +225,7 @@ def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:
 
 
 def test_without_any_temporary_folder(tmp_path: Path) -> None:
-    """On a full disk, versions can still be listed, restored and removed."""
+    """A full disk has none. Versions can still be listed, restored and removed."""
     for step in range(2):
         drained(tmp_path / "store.pm", [tmp_path / "to"], "step", step)
     script = """

@@ -158,7 +158,7 @@ PYTHON_ORDER = {
         "_index _aggregated",
         "_sources _aggregate",
         "_versions",
-        "_retention _writing",
+        "_copying _retention _writing",
         "_target",
         "_past _differences _export _verifying",
         "_steps",

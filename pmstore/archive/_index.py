@@ -134,7 +134,7 @@ class Index:
         differ, parted = False, []
         for row in (row for index in reversed(indexes) for row in index._rows[: index._count]):
             there = rows.get(row[0])
-            if there is not None and _state_of(there) != _state_of(row):
+            if there is not None and there[_STATE : _STATE + 1] != row[_STATE : _STATE + 1]:
                 differ = True
                 if not _is_lossy(there) and not _is_lossy(row):
                     parted.append(row[0])
@@ -222,10 +222,6 @@ def _read(place: Place, segment: Segment, tell: Callable[[ArchiveDamagedError], 
 
 def _is_lossy(row: Any) -> bool:
     return bool(len(row) == _FIELDS and row[_LOSSY])
-
-
-def _state_of(row: Any) -> Any:
-    return row[_STATE] if len(row) == _FIELDS else None
 
 
 def _whole_chains(places: Sequence[dict[int, tuple[Any, ...]]]) -> dict[int, tuple[Any, ...]]:

@@ -14,6 +14,10 @@ import pytest
 
 import pmstore
 from pmstore import archive
+from pmstore.archive._archive import Archive
+from pmstore.archive._objects import Place, place_of
+from pmstore.archive._sources import Sources
+from tests.archive.stepping import Memory, archived, stepping
 
 pytest.importorskip("numcodecs")
 
@@ -73,12 +77,19 @@ def test_a_part_that_another_place_has_lost_is_copied_again(damage: Callable[[Pa
             store["data"] = data
             store.commit()
             drain.wait()
+            store["step"] = 0
+            store.commit()
+            drain.wait()
+        others = {one: one.stat().st_ino for one in (places[1] / "parts").iterdir() if one != largest(places[1])}
         damage(largest(places[1]))
         with store.drain(places) as drain:
             store["step"] = 1
             store.commit()
             drain.wait()
-    assert archive.open(places[1])[2]["data"] == data
+    assert archive.open(places[1])[3]["data"] == data
+    assert others and all(one.stat().st_ino == number for one, number in others.items()), (
+        "a whole part was written again"
+    )
 
 
 def test_a_place_without_its_description_is_no_new_place(tmp_path: Path) -> None:
@@ -221,10 +232,9 @@ def test_the_name_of_the_next_object_is_taken(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/proc/self").is_dir(), reason="no /proc")
-def test_a_folder_that_can_not_be_made(tmp_path: Path) -> None:
-    with pmstore.open(tmp_path / "store.pm") as store:
-        with pytest.raises(pmstore.ArchiveUnavailableError, match="/proc/pmstore: .*No such file or directory"):
-            store.drain("/proc/pmstore")
+def test_a_folder_that_can_not_be_made() -> None:
+    with pytest.raises(pmstore.ArchiveUnavailableError, match="/proc/pmstore: .*No such file or directory"):
+        place_of("/proc/pmstore").create("archive", [b"x"])
 
 
 def test_without_any_temporary_folder(tmp_path: Path) -> None:
@@ -258,3 +268,35 @@ def test_a_tag_that_is_damaged_in_one_place(tmp_path: Path) -> None:
         found.forget([2])
     assert found.versions() == [1, 3]
     assert True not in found and 1 in found
+
+
+class Silent(Memory):
+    """A place that does not answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.url = "silent"
+
+    def get(self, name: str, at: int = 0, count: int | None = None) -> bytes:
+        raise pmstore.ArchiveUnavailableError("silent can't be reached")
+
+    def list(self, folder: str) -> list[str]:
+        raise pmstore.ArchiveUnavailableError("silent can't be reached")
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_a_place_that_does_not_answer(first: bool, tmp_path: Path) -> None:
+    place = Memory()
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, place) as steps:
+        for step in range(3):
+            store["step"] = step
+            store.commit()
+            archived(steps)
+    Archive(Sources([place])).tag("best", 2)
+    places: list[Place] = [Silent(), place] if first else [place, Silent()]
+    with pytest.warns(pmstore.ArchiveWarning, match="silent can't be reached: the other places are asked") as told:
+        found = Archive(Sources(places))
+        assert found.refresh() == 3 and found.tags == {"best": 2} and found[2]["step"] == 1
+    assert {one.message.args[0].partition(":")[0] for one in told} == {"silent"}
+    with pytest.raises(pmstore.ArchiveUnavailableError, match="silent can't be reached"):
+        Archive(Sources([Silent(), Silent()]))

@@ -1,85 +1,146 @@
-"""Copies the parts of versions from one place to the next. Each piece is compared with its hash first.
+"""Copies the parts of versions from one place to the next. Each piece that a version needs is compared with its hash.
 
 Without that, a piece that is damaged in the place before would count as durable in the next one, or take the place of
-a whole one there.
+a whole one there. A part may have pieces of several versions, of which some are damaged. So a piece that no version of
+the further place needs yet is read there, too, if its part is there already.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+import errno
+import itertools
+from collections.abc import Iterable
 
 from pmstore._core import hash64
-from pmstore._errors import ArchiveDamagedError
+from pmstore._errors import ArchiveDamagedError, ArchiveError, ArchiveUnavailableError
 from pmstore.archive._format import Directory, Piece, Row
+from pmstore.archive._index import Index
 from pmstore.archive._objects import MissingObjectError, Place, ShortObjectError
+from pmstore.archive._sources import Sources
+from pmstore.archive._versions import Library
 
-__all__ = ["Copying", "refuse_damaged"]
+__all__ = ["Copying", "is_whole"]
 
 
-def refuse_damaged(piece: Piece, data: bytes, url: str) -> None:
-    """Raise ArchiveDamagedError unless these bytes are the piece. url: of the place that gave them."""
-    if len(data) != piece.length or hash64(data) != piece.checksum:
-        raise ArchiveDamagedError(f"{url}: {piece.part} is damaged at byte {piece.at}: it does not match its hash")
+def is_whole(place: Place, piece: Piece) -> bool:
+    """Whether a place has a piece unharmed. A bad sector of a disk is damage.
+
+    Raises ArchiveUnavailableError if the place does not answer. It is asked once.
+    """
+    try:
+        data = place.once.get(piece.part, piece.at, piece.length)
+    except (MissingObjectError, ShortObjectError, ArchiveDamagedError):
+        return False
+    except ArchiveUnavailableError as error:
+        if error.errno == errno.EIO:
+            return False
+        raise
+    return _is_piece(piece, data)
+
+
+def _is_piece(piece: Piece, data: bytes) -> bool:
+    return len(data) == piece.length and hash64(data) == piece.checksum
+
+
+def _of_part(piece: Piece, data: bytes) -> bytes:
+    return data[piece.at : piece.at + piece.length]
 
 
 class Copying:
-    """The parts that one place has of another.
+    """The parts that one place has of another, while no versions are removed.
 
     Parameters
     ----------
     source, target : Place
         The place before, and the further one.
-    there : mapping of str to int
-        The parts of the further place that versions need, with the number of bytes of each.
-    wanted : mapping of str to int
-        Those of the place before.
+    near, here : Index
+        Their indexes.
     """
 
-    def __init__(self, source: Place, target: Place, there: Mapping[str, int], wanted: Mapping[str, int]) -> None:
+    def __init__(self, source: Place, target: Place, near: Index, here: Index) -> None:
         self._source, self._target = source, target
-        self._cut = {part for part, size in there.items() if size < wanted.get(part, 0)}
-        self._there = there.keys() - self._cut  # they are not read
         self._copied: set[str] = set()
+        self._sizes = target.sizes("parts")  # of the parts that are there
         self._last: tuple[str, bytes] = "", b""  # the part that was read last
+        self._whole: set[Piece] = set()  # pieces in the further place that need not be read
+        if not target.near and here.newest >= 0:  # a folder is read: nothing else looks after it
+            with contextlib.suppress(ArchiveError, KeyError):
+                items = Library(Sources([source])).entries(near.chain(here.newest)).values()
+                self._whole.update(frame.piece for item in items for frame, _ in item.frames)
 
-    def take(self, row: Row) -> None:
-        """Copies the parts of a version that are missing. Raises ArchiveDamagedError if one of them is damaged."""
+    def look(self) -> None:
+        """Parts of the further place were deleted."""
+        self._sizes = self._target.sizes("parts")
+
+    def take(self, row: Row, indexes: Iterable[Index]) -> None:
+        """Copies the parts of a version that are missing or damaged. Raises ArchiveDamagedError if one of them is
+        damaged in the place before, too.
+
+        indexes: those of both places. The pieces that their versions have in a damaged part are to be whole.
+        """
         pieces = self._pieces(row)
-        for part in row.parts:
-            if part in self._there:
-                continue
-            needed = pieces.get(part, ())
-            if part in self._copied:  # for another version, with other pieces
-                self._check(needed)
-                continue
-            data = self._part(part)
-            self._check(needed)
-            self._refuse_another(part, data)
-            self._target.put(part, [data])
-            self._copied.add(part)
+        for part, needed in pieces.items():
+            if self._size(part) is None:
+                self._put(part, needed)
+            elif not all(piece in self._whole or self._is_there(piece) for piece in needed):
+                self._put(part, [*needed, *self._pieces_of_all(part, indexes)])
+        found = set(itertools.chain.from_iterable(pieces.values()))
+        self._whole = found if row.previous is None else self._whole | found  # later versions refer to no others
+
+    def _size(self, part: str) -> int | None:
+        return self._sizes.get(part.removeprefix("parts/"))
 
     def _pieces(self, row: Row) -> dict[str, list[Piece]]:
-        """The pieces of contents that a version names, by their part."""
-        name = f"the directory of version {row.version}"
-        directory = Directory.checked(name, self._piece(row.directory))
-        found: dict[str, list[Piece]] = {}
-        for item in directory.items.values():
+        """The pieces that a version names, by their part."""
+        found: dict[str, list[Piece]] = {part: [] for part in row.parts}
+        found.setdefault(row.directory.part, []).append(row.directory)
+        for item in self._directory(row).items.values():
             for frame in item.frames or ():
                 found.setdefault(frame.piece.part, []).append(frame.piece)
         return found
 
-    def _check(self, pieces: Iterable[Piece]) -> None:
-        for piece in pieces:
-            self._piece(piece)
-
-    def _piece(self, piece: Piece) -> bytes:
-        known = piece.part in self._there or piece.part in self._copied
-        if known and self._last[0] != piece.part:
-            data = self._read(piece.part, piece.at, piece.length)
+    def _directory(self, row: Row) -> Directory:
+        piece = row.directory
+        if self._size(piece.part) is None or self._last[0] == piece.part:  # it is copied as a whole
+            data = _of_part(piece, self._part(piece.part))
         else:
-            data = self._part(piece.part)[piece.at : piece.at + piece.length]
-        refuse_damaged(piece, data, self._source.url)
-        return data
+            data = self._read(piece.part, piece.at, piece.length)
+        self._refuse_damaged(piece, data)
+        return Directory.checked(f"the directory of version {row.version}", data)
+
+    def _pieces_of_all(self, part: str, indexes: Iterable[Index]) -> list[Piece]:
+        """The pieces of a part that are known."""
+        library = Library(Sources([self._source, self._target]))
+        found: list[Piece] = []
+        for row in (row for index in indexes for row in index.rows() if part in row.parts):
+            with contextlib.suppress(ArchiveError):  # what is lost already
+                frames = (frame for item in library.directory(row).items.values() for frame in item.frames or ())
+                found += [piece for piece in (row.directory, *(frame.piece for frame in frames)) if piece.part == part]
+        return found
+
+    def _is_there(self, piece: Piece) -> bool:
+        if self._last[0] == piece.part and piece.part in self._copied:  # the same bytes
+            return _is_piece(piece, _of_part(piece, self._last[1]))
+        size = self._size(piece.part)
+        if size is None or piece.at + piece.length > size:
+            return False
+        try:
+            return is_whole(self._target, piece)
+        except ArchiveUnavailableError:  # wait until it answers again
+            return _is_piece(piece, self._target.get(piece.part, piece.at, piece.length))
+
+    def _put(self, part: str, pieces: Iterable[Piece]) -> None:
+        data = self._part(part)
+        for piece in pieces:
+            self._refuse_damaged(piece, _of_part(piece, data))
+        self._target.put(part, [data])
+        self._sizes[part.removeprefix("parts/")] = len(data)
+        self._copied.add(part)
+
+    def _refuse_damaged(self, piece: Piece, data: bytes) -> None:
+        if not _is_piece(piece, data):
+            raise ArchiveDamagedError(f"{self._source.url}: {piece.part} is damaged at byte {piece.at}")
 
     def _part(self, part: str) -> bytes:
         if self._last[0] != part:
@@ -91,13 +152,3 @@ class Copying:
             return self._source.get(part, at, count)
         except (MissingObjectError, ShortObjectError) as error:
             raise ArchiveDamagedError(str(error)) from error
-
-    def _refuse_another(self, part: str, data: bytes) -> None:
-        """Raise ArchiveDamagedError if the bytes that are left of a part are others."""
-        if part in self._cut:
-            left = self._target.get(part)
-            if left != data[: len(left)]:
-                raise ArchiveDamagedError(
-                    f"{part} is cut in {self._target.url}, and {self._source.url} has other bytes: one of the two is "
-                    "damaged"
-                )

@@ -75,7 +75,7 @@ class Progress(NamedTuple):
 
 
 class Trouble:
-    """The outages that `Retrying` reported. stop: no retries any more. raises: no warnings."""
+    """The outages that `Retrying` reported. stop: no retries any more. raises: no warnings of what a call raises."""
 
     def __init__(self, raises: bool) -> None:
         self.stop = threading.Event()
@@ -90,8 +90,13 @@ class Trouble:
             self.warn(f"{error}; the drain tries again, and the program goes on")
 
     def warn(self, text: str) -> None:
+        """Warn from a thread, unless a call raises an error of it."""
+        if not self._raises:
+            self.note(text)
+
+    def note(self, text: str) -> None:
         """Warn from a thread. A warning that a filter turns into an error would reach no caller there."""
-        if not self._raises and not self.stop.is_set():
+        if not self.stop.is_set():
             with contextlib.suppress(ArchiveWarning):
                 warnings.warn(text, ArchiveWarning, stacklevel=3)
 
@@ -142,7 +147,7 @@ class Drain:
         self._committed = -1  # the newest commit, when the file was left
         self._errors: list[BaseException | None] = [None] * (1 + len(steps.targets))  # that ended a thread
         self._ended = [False] * (1 + len(steps.targets))  # the threads that have nothing more to do
-        steps.attach(self._room, trouble.warn)
+        steps.attach(self._room, trouble.note)
 
     def begin(self) -> None:
         """Start the threads. `Store.drain` calls it, where no interrupt comes in between; `close` is called later."""

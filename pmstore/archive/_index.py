@@ -249,9 +249,11 @@ def _needed(
     """The rows of a place that a version needs, and that are not there; None if others are there instead."""
     needed: list[tuple[Any, ...]] = []
     while version is not None:
-        row = place.get(version)
-        if row is None or len(row) != _FIELDS:  # `Index.find` tells what is wrong
-            return needed if row is None else [*needed, row]
+        row = place.get(version) if type(version) is int and not (needed and version >= needed[-1][0]) else None
+        if row is None:  # it is lost: another place may have one of its number, with other contents
+            return None
+        if len(row) != _FIELDS:  # `Index.find` tells what is wrong
+            return [*needed, row]
         if version in rows:  # with all that it needs
             return needed if rows[version][_STATE] == row[_STATE] else None
         needed.append(row)
@@ -311,14 +313,12 @@ class IndexWriter:
         name = f"writers/{token:06d}"
         return name, wrapped(WRITER, name, {**self._about, "freed": freed})
 
-    def require_newest(self) -> None:
-        """Raises ArchiveConflictError if another writer has begun, ArchiveDamagedError if the place was emptied."""
-        newest = _newest_token(self._place)
+    def require_newest(self, place: Place | None = None) -> None:
+        """Raises ArchiveConflictError if another writer has begun, ArchiveDamagedError if the place was emptied. place:
+        the same one, to be asked once."""
+        newest = _newest_token(place or self._place)
         if newest < self._token:
-            raise ArchiveDamagedError(
-                f"{self._place.url} was emptied or taken away while it was written: begin another drain, which writes "
-                "everything anew"
-            )
+            raise self._emptied()
         if newest > self._token:
             if _is_ours(self._place, newest):
                 raise SupersededError(f"a later drain or change by this process writes to {self._place.url} since")
@@ -326,6 +326,12 @@ class IndexWriter:
                 f"another process drains to {self._place.url} since: one archive has one writer. Drain each store to "
                 "a place of its own"
             )
+
+    def _emptied(self) -> ArchiveDamagedError:
+        return ArchiveDamagedError(
+            f"{self._place.url} was emptied or taken away while it was written: begin another drain, which writes "
+            "everything anew"
+        )
 
     def append(self, rows: Sequence[Row]) -> None:
         """Adds versions, durably; they are newer than all others."""
@@ -349,9 +355,17 @@ class IndexWriter:
         """Lets the token tell of the flushes of this writer. A later one then refuses a list that lacks them."""
         if self._added > self._freed:
             with contextlib.suppress(ArchiveError):
-                self.require_newest()
-                self._place.put(*self._told(self._token, self._added))
-                self._freed = self._added
+                self._tell_end(self._place.once, self._added)
+
+    def _tell_end(self, place: Place, last: int) -> None:
+        """Writes the token of this writer anew: the list does not end before a flush. Raises the errors of
+        `require_newest`: in a place that was emptied, another writer's token may have the same number."""
+        self.require_newest(place)
+        if _about_token(place, self._token).get("by") != self._about["by"]:
+            self.require_newest(place)  # a newer writer deletes older tokens
+            raise self._emptied()
+        place.put(*self._told(self._token, last))
+        self._freed = last
 
     def _take_late(self, rows: Sequence[Row]) -> list[Row]:
         """Takes over the versions of a flush that a writer had under way when this one began. Returns the other rows.
@@ -406,9 +420,7 @@ class IndexWriter:
             self.index = Index(segments)
         with contextlib.suppress(ArchiveUnavailableError):  # after a crash, too, they are beside what replaces them
             if old[-1].last > self._freed:
-                self.require_newest()  # the place may have been emptied meanwhile: no token is made anew there
-                self._place.put(*self._told(self._token, old[-1].last))
-                self._freed = old[-1].last
+                self._tell_end(self._place, old[-1].last)
                 self.require_newest()  # or else the newer writer may not have read it
             self._place.delete(segment.name for segment in old)
 

@@ -129,6 +129,11 @@ class Place(ABC):
     url: str
     near = False
 
+    @property
+    def once(self) -> Place:
+        """The same place, whose calls are not tried again."""
+        return self
+
     @abstractmethod
     def put(self, name: str, data: Sequence[Buffer]) -> None:
         """Write an object, or replace it. It is the concatenation of C-contiguous buffers."""

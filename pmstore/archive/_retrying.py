@@ -87,6 +87,10 @@ class Retrying(Place):
         self._lock = threading.Lock()
         self._since: float | None = None  # the first failure of the outage
 
+    @property
+    def once(self) -> Place:
+        return self.place
+
     def put(self, name: str, data: Sequence[Buffer]) -> None:
         self._tried(lambda again: self.place.put(name, data))
 

@@ -92,8 +92,8 @@ class Sources:
             self._told_parted = True
             warnings.warn(
                 f"{', '.join(place.url for place in self.places)}: these places have other contents of version "
-                f"{parted}: two copies of a store went on without each other. The one that has gone further is shown. "
-                "To see all versions of a place, open it alone",
+                f"{parted}: two copies of a store went on without each other, or it was compacted in between. The one "
+                "that has gone further is shown. To see all versions of a place, open it alone",
                 ArchiveWarning,
                 stacklevel=2,
             )

@@ -28,9 +28,9 @@ from pmstore._snapshot import Reader, newest
 from pmstore._store.held import tell_pid
 from pmstore.archive._capture import Seen, capture
 from pmstore.archive._codecs import Codecs
-from pmstore.archive._copying import refuse_damaged
+from pmstore.archive._copying import is_whole
 from pmstore.archive._format import Piece, Row
-from pmstore.archive._objects import MissingObjectError, Place, ShortObjectError
+from pmstore.archive._objects import Place
 from pmstore.archive._past import refuse_another_past
 from pmstore.archive._retention import Keep
 from pmstore.archive._sources import Sources
@@ -123,15 +123,15 @@ class Steps:
         """Whether the first place has a piece of an earlier drain unharmed. It is read only on a disk here: an object
         store has checksums of its own."""
         place = self.targets[0].place
-        if place.near:
-            try:
-                refuse_damaged(piece, place.get(piece.part, piece.at, piece.length), place.url)
-            except (ArchiveError, MissingObjectError, ShortObjectError) as error:
-                if piece.part not in self._told_parts:
-                    self._told_parts.add(piece.part)
-                    self._tell(f"{error}; these contents are written anew")
-                return False
-        return True
+        try:
+            if not place.near or is_whole(place, piece):
+                return True
+        except ArchiveUnavailableError:  # the next drain looks at it
+            return True
+        if piece.part not in self._told_parts:
+            self._told_parts.add(piece.part)
+            self._tell(f"{place.url}: {piece.part} is damaged at byte {piece.at}; its contents are written anew")
+        return False
 
     @property
     def queued(self) -> int:

@@ -139,7 +139,9 @@ def _parts_of(place: Place) -> dict[str, int]:
 
 def _listed(versions: Collection[int]) -> str:
     first, last = min(versions), max(versions)
-    return f"version {first}" if first == last else f"versions {first} to {last}"
+    if first == last:
+        return f"version {first}"
+    return f"{'some of ' if len(versions) <= last - first else ''}versions {first} to {last}"
 
 
 def _put_removal(place: Place, removal: str) -> None:
@@ -159,7 +161,7 @@ class Target:
         self._new = new
         self._look()
         self._writer = IndexWriter(place)
-        self._copying: Copying | None = None  # of parts, while it is known which ones are here
+        self._copying: Copying | None = None  # of parts from the place before
         self._tags: set[str] = set()  # names of tags that need not be copied any more
         self._tagged: dict[str, int] = {}  # tags and their versions, when versions were removed last,
         self._removals_here: list[str] = []  # and the removals of tags then
@@ -225,6 +227,8 @@ class Target:
             if not self._swept:
                 self._swept = True
                 self._sweep()
+                if self._copying is not None:
+                    self._copying.look()
 
     def _sweep(self) -> None:
         """Deletes the parts that killed drains left without a row.
@@ -260,9 +264,7 @@ class Target:
         Raises ArchiveDamagedError if all of them are damaged.
         """
         if self._copying is None:
-            named = {part for row in self.index.rows() for part in row.parts}
-            there = {part: size for part, size in self.parts().items() if part in named}
-            self._copying = Copying(source, self.place, there, _parts_of(source))
+            self._copying = Copying(source, self.place, near, self.index)
         copied: list[Row] = []
         lost: dict[int, ArchiveDamagedError] = {}
         for row in near.rows(near.behind(self.last)):
@@ -271,7 +273,7 @@ class Target:
                 if not copied:
                     self._refuse_other_past(near, row)
                 try:
-                    self._copying.take(row)
+                    self._copying.take(row, (near, self.index))
                     copied.append(row)
                 except ArchiveDamagedError as found:
                     error = found
@@ -280,9 +282,12 @@ class Target:
             if len(copied) == _TOGETHER:
                 break
         if lost:
-            text = f"{self.place.url} can't have {_listed(lost)}: {next(iter(lost.values()))}"
+            text = (
+                f"{self.place.url} can't have {_listed(lost)}: {next(iter(lost.values()))}. If that stays so, delete "
+                "the part: the next drain writes or copies it anew"
+            )
             if not copied:
-                raise ArchiveDamagedError(f"{text}. A later drain goes on from its first version, which needs no other")
+                raise ArchiveDamagedError(text)
             tell(text)
         self.append(copied)
         return bool(copied)
@@ -358,8 +363,11 @@ class Target:
         self._forget(going.difference(self.index.kept()[-1:], self._read_tagged()))
 
     def _forget(self, going: set[int]) -> None:
-        self._copying = None
-        forget(self._writer, self.place, going, self._read_tagged)
+        try:
+            forget(self._writer, self.place, going, self._read_tagged)
+        finally:
+            if self._copying is not None:
+                self._copying.look()
 
     def _read_tagged(self) -> Collection[int]:
         """The versions that have a tag here. A tag is read once: none changes, unless it is taken away first."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, overload
 
 from pmstore._core import hash64
-from pmstore._errors import ArchiveDamagedError, ArchiveUnavailableError, FormatVersionError
+from pmstore._errors import ArchiveDamagedError, ArchiveError, ArchiveUnavailableError, FormatVersionError
 from pmstore.archive._format import Piece, Row
 from pmstore.archive._index import Index, told_end
 from pmstore.archive._objects import MissingObjectError, Place, ShortObjectError
@@ -17,7 +17,7 @@ from pmstore.archive._versions import Library
 __all__ = ["Problem", "VerifyReport", "verify"]
 
 
-_REFUSALS = (ArchiveDamagedError, ArchiveUnavailableError, FormatVersionError, MissingObjectError)
+_REFUSALS = (ArchiveError, FormatVersionError, MissingObjectError)
 
 
 class Problem(NamedTuple):

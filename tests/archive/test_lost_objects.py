@@ -15,6 +15,7 @@ import pytest
 import pmstore
 from pmstore import archive
 from pmstore.archive._archive import Archive
+from pmstore.archive._format import SEGMENT, opened, wrapped
 from pmstore.archive._objects import Place, place_of
 from pmstore.archive._sources import Sources
 from tests.archive.stepping import Memory, archived, stepping
@@ -172,7 +173,7 @@ def test_a_new_place_gets_no_damage(tmp_path: Path) -> None:
     flip(largest(near), 100)
     with pytest.warns(pmstore.ArchiveWarning, match=r"new can't have versions 1 to 2: .*near: parts/.* is damaged"):
         with pmstore.open(path) as store, store.drain([near, new]) as drain:
-            with pytest.raises(pmstore.ArchiveDamagedError, match="is damaged at byte 0.* A later drain goes on from"):
+            with pytest.raises(pmstore.ArchiveDamagedError, match="is damaged at byte 0. If that stays so, delete the"):
                 for step in range(100):
                     store["step"] = step
                     store.commit()
@@ -268,6 +269,71 @@ def test_a_tag_that_is_damaged_in_one_place(tmp_path: Path) -> None:
         found.forget([2])
     assert found.versions() == [1, 3]
     assert True not in found and 1 in found
+
+
+def test_a_row_that_is_lost_is_not_taken_from_another_history(tmp_path: Path) -> None:
+    path, places = tmp_path / "store.pm", [tmp_path / "near", tmp_path / "far"]
+    drained(path, places, "pad", os.urandom(100_000))
+    drained(path, places, "owner", "both")
+    shutil.copy(path, tmp_path / "copy.pm")
+    for step in range(6):
+        drained(path, [places[0]], "owner" if step == 0 else f"step {step}", "near")
+    for step in range(3):
+        drained(tmp_path / "copy.pm", [places[1]], "owner" if step == 0 else f"step {step}", "far")
+    alone = {version: dict(one) for place in places for version, one in archive.open(place).items()}
+    sorted((places[0] / "index").iterdir())[4].unlink()  # of version 5, which the later ones need
+    with pytest.warns(pmstore.ArchiveWarning, match="these places have other contents of version 3"):
+        found = archive.open(places)
+    for version in found:
+        assert len({found[version][name] for name in found[version] if name != "pad"}) <= 1, version
+    assert found.latest in alone
+
+
+def test_a_row_that_needs_itself(tmp_path: Path) -> None:
+    """A hostile one, where two places differ."""
+    one = Memory()
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, one) as steps:
+        for step in range(3):
+            store["step"] = step
+            store.commit()
+            archived(steps)
+    name = "index/000000000002-000000000002-000000"
+    (row,) = opened(SEGMENT, name, one.objects[name])
+    for previous in (2, 3, 10**18, "text", ()):
+        other = Memory(dict(one.objects))
+        other.put(name, wrapped(SEGMENT, name, [(*row[:2], previous, *row[3:7], row[7] ^ 1, *row[8:])]))
+        with pytest.warns(pmstore.ArchiveWarning, match="other contents of version"):
+            assert Archive(Sources([other, one])).latest == 3
+
+
+def test_a_token_of_another_drain_stays(tmp_path: Path) -> None:
+    """The place was emptied, and another drain has begun there. Its token has the same number."""
+    place = tmp_path / "to"
+    with pmstore.open(tmp_path / "store.pm") as store:
+        first = store.drain(place)
+        for step in range(5):
+            store["step"] = step
+            store.commit()
+            first.wait()
+        shutil.rmtree(place)
+        place.mkdir()
+        with store.drain(place) as second:
+            second.wait()
+        first.close()
+        assert archive.open(place).verify().ok
+        with store.drain(place) as third:
+            store["step"] = 5
+            store.commit()
+            assert third.wait() == 6
+
+
+def test_a_foreign_file_beside_the_tokens(tmp_path: Path) -> None:
+    places = [tmp_path / "near", tmp_path / "far"]
+    drained(tmp_path / "store.pm", places, "step", 0)
+    (places[0] / "writers" / "notes.txt").touch()
+    report = archive.open(places).verify()
+    assert [one.url for one in report] == [str(places[0])] and "foreign files" in str(report)
+    assert report.versions == 1, "the other place is checked"
 
 
 class Silent(Memory):

@@ -1,0 +1,172 @@
+"""What a drain copies from place to place, and what it takes from the archive of an earlier drain, is whole."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+import pmstore
+from pmstore import archive
+from pmstore.archive import _local
+from pmstore.archive._archive import Archive
+from pmstore.archive._format import Directory
+from pmstore.archive._index import Index
+from pmstore.archive._sources import Sources
+from tests.archive.stepping import Memory, archived, stepping
+from tests.archive.test_lost_objects import drained, flip, largest
+
+pytest.importorskip("numcodecs")
+
+DAMAGED = "can't have .* is damaged at byte"
+
+
+class Counting(Memory):
+    """A place that counts the bytes that are read."""
+
+    read = 0
+
+    def get(self, name: str, at: int = 0, count: int | None = None) -> bytes:
+        found = super().get(name, at, count)
+        if name.startswith("parts/"):
+            self.read += len(found)
+        return found
+
+    def size(self, name: str) -> int:
+        return len(super().get(name))
+
+
+def test_versions_that_share_a_part(tmp_path: Path) -> None:
+    """Only the later one is damaged. It comes when the place before is mended, and no sooner."""
+    path, near, far = tmp_path / "store.pm", tmp_path / "near", tmp_path / "far"
+    data = [os.urandom(20_000) for _ in range(2)]
+    with pmstore.open(path) as store, store.drain(near) as drain:
+        for step in range(2):
+            store[f"data {step}"] = data[step]
+            store.commit()
+            drain.capture()
+        drain.wait()
+    assert len(list((near / "parts").iterdir())) == 1
+    whole = largest(near).read_bytes()
+    flip(largest(near), 30_000)
+    for _ in range(3):
+        with pytest.warns(pmstore.ArchiveWarning, match=f"far {DAMAGED}"), pmstore.open(path) as store:
+            with store.drain([near, far]) as drain, pytest.raises(pmstore.ArchiveDamagedError, match=DAMAGED):
+                drain.wait()
+        assert archive.open(far).versions() == [1] and archive.open(far)[1]["data 0"] == data[0]
+    largest(near).write_bytes(whole)
+    assert drained(path, [near, far], "step", 3) == 3
+    assert archive.open(far).verify().ok and archive.open(far)[2]["data 1"] == data[1]
+
+
+def test_a_damaged_part_of_a_further_folder_is_copied_again(tmp_path: Path) -> None:
+    path, data = tmp_path / "store.pm", os.urandom(50_000)
+    first, middle, last = (tmp_path / name for name in ("first", "middle", "last"))
+    drained(path, [first, middle], "data", data)
+    flip(largest(middle), 100)
+    drained(path, [first, middle], "step", 1)
+    assert archive.open(middle).verify().ok
+    flip(largest(middle), 100)
+    os.truncate(largest(middle), largest(middle).stat().st_size - 10)  # and it is cut
+    drained(path, [first, middle], "step", 2)
+    drained(path, [first, middle, last], "step", 3)
+    assert archive.open([first, middle, last]).verify().ok and archive.open(last)[1]["data"] == data
+
+
+def test_a_part_takes_the_place_of_another_one_only_if_it_is_whole(tmp_path: Path) -> None:
+    """Each place has lost the contents of an array. The next version needs only the one that both have."""
+    near, far = Memory(), Memory()
+    near.near = far.near = True
+    with pmstore.open(tmp_path / "store.pm") as store:
+        with stepping(store, near, far) as steps:
+            store["a"], store["b"] = os.urandom(20_000), os.urandom(20_000)
+            store.commit()
+            archived(steps)
+        part = max((name for name in near.objects if name.startswith("parts/")), key=near.size)
+        row = Index.read(near).find(1)
+        assert row is not None
+        directory = Directory.checked("", near.get(part, row.directory.at, row.directory.length))
+        frames = {key: item.frames[0] for key, item in directory.items.items() if item.frames}
+        (_first, lower), (second, upper) = sorted(frames.items(), key=lambda one: one[1].piece.at)
+        assert upper.piece.at >= lower.piece.length
+        whole = near.objects[part]
+        near.objects[part] = whole[: upper.piece.at] + bytes(10) + whole[upper.piece.at + 10 :]
+        far.objects[part] = bytes(10) + whole[10:]
+        del store["b" if second.endswith(b"b") else "a"]
+        store.commit()
+        with pytest.raises(pmstore.ArchiveDamagedError, match=DAMAGED), stepping(store, near, far) as steps:
+            archived(steps)
+        assert far.objects[part] == bytes(10) + whole[10:], "what only this place has is gone"
+        near.objects[part] = whole
+        with stepping(store, near, far) as steps:
+            archived(steps)
+    assert Archive(Sources([far])).verify().ok and Archive(Sources([far])).versions() == [1, 2]
+
+
+def test_bases_do_not_read_what_was_copied_again(tmp_path: Path) -> None:
+    near, far = Counting(), Counting()
+    with pmstore.open(tmp_path / "store.pm") as store:
+        store["data"] = os.urandom(500_000)
+        with stepping(store, near, far) as steps:
+            steps._writing.base_after = 2
+            for step in range(10):
+                store["step"] = step
+                store.commit()
+                archived(steps)
+                assert step == 0 or near.read + far.read < 50_000
+                near.read = far.read = 0
+        with stepping(store, near, far) as steps:  # nor in the next drain, as both are object stores
+            store["step"] = 11
+            store.commit()
+            archived(steps)
+        assert near.read + far.read < 100_000
+    assert [row.previous for row in Index.read(far).rows()].count(None) > 3 and Archive(Sources([far])).verify().ok
+
+
+def test_versions_that_are_left_out_are_told_of_in_each_mode(tmp_path: Path) -> None:
+    path, near, far = tmp_path / "store.pm", tmp_path / "near", tmp_path / "far"
+    drained(path, [near], "data", os.urandom(50_000))
+    flip(largest(near), 100)
+    with pytest.warns(pmstore.ArchiveWarning, match="its contents are written anew"):
+        drained(path, [near], "step", 1)
+    with pytest.warns(pmstore.ArchiveWarning, match=f"far can't have version 1: {near}: parts/.* is damaged"):
+        with pmstore.open(path) as store, store.drain([near, far], on_error="raise") as drain:
+            assert drain.wait() == 2
+    assert archive.open(far).versions() == [2]
+
+
+def test_a_bad_sector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A disk can't read a part of an earlier drain. The drain goes on, and writes the contents anew."""
+    path, place, data = tmp_path / "store.pm", tmp_path / "to", os.urandom(300_000)
+    drained(path, [place], "data", data)
+    bad = str(largest(place))
+    read = os.pread
+
+    def pread(fd: int, count: int, at: int) -> bytes:
+        if os.readlink(f"/proc/self/fd/{fd}") == bad and at == 0:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return read(fd, count, at)
+
+    monkeypatch.setattr(_local.os, "pread", pread)
+    with pytest.warns(pmstore.ArchiveWarning, match="is damaged at byte 0; its contents are written anew"):
+        assert drained(path, [place], "step", 1) == 2
+    assert archive.open(place)[2]["data"] == data
+
+
+def test_closing_does_not_wait_for_a_place_that_has_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pmstore.open(tmp_path / "store.pm") as store:
+        drain = store.drain(tmp_path / "to")
+        store["step"] = 1
+        store.commit()
+        assert drain.wait() == 1
+        asked = []
+
+        def away(self: object, folder: str) -> list[str]:
+            asked.append(folder)
+            raise pmstore.ArchiveUnavailableError(errno.ENOTCONN, "away")
+
+        monkeypatch.setattr(_local.LocalPlace, "list", away)
+        drain.close(timeout=600)
+        assert asked == ["writers"], "it is asked once"

@@ -48,7 +48,7 @@ def _of_part(piece: Piece, data: bytes) -> bytes:
 
 
 class Copying:
-    """The parts that one place has of another, while no versions are removed.
+    """The parts that one place has of another.
 
     Parameters
     ----------
@@ -73,6 +73,10 @@ class Copying:
         """Parts of the further place were deleted."""
         self._sizes = self._target.sizes("parts")
 
+    def rest(self) -> None:
+        """No part is kept in memory."""
+        self._last = "", b""
+
     def take(self, row: Row, indexes: Iterable[Index]) -> None:
         """Copies the parts of a version that are missing or damaged. Raises ArchiveDamagedError if one of them is
         damaged in the place before, too.
@@ -85,8 +89,9 @@ class Copying:
                 self._put(part, needed)
             elif not all(piece in self._whole or self._is_there(piece) for piece in needed):
                 self._put(part, [*needed, *self._pieces_of_all(part, indexes)])
-        found = set(itertools.chain.from_iterable(pieces.values()))
-        self._whole = found if row.previous is None else self._whole | found  # later versions refer to no others
+        if row.previous is None:  # later versions refer to no others than a base and what follows it
+            self._whole = set()
+        self._whole.update(itertools.chain.from_iterable(pieces.values()))
 
     def _size(self, part: str) -> int | None:
         return self._sizes.get(part.removeprefix("parts/"))

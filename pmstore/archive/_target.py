@@ -133,10 +133,6 @@ def removals_of(sources: Sources) -> list[str]:
     return names
 
 
-def _parts_of(place: Place) -> dict[str, int]:
-    return {f"parts/{name}": size for name, size in place.sizes("parts").items()}
-
-
 def _listed(versions: Collection[int]) -> str:
     first, last = min(versions), max(versions)
     if first == last:
@@ -255,7 +251,7 @@ class Target:
 
     def parts(self) -> dict[str, int]:
         """The parts that are in the place, with the number of bytes of each."""
-        return _parts_of(self.place)
+        return {f"parts/{name}": size for name, size in self.place.sizes("parts").items()}
 
     def copy(self, near: Index, source: Place, tell: Callable[[str], object]) -> bool:
         """Copies versions that another place has. near: its index. tell: called with the text of a warning, if some of
@@ -281,6 +277,7 @@ class Target:
                 lost[row.version] = error
             if len(copied) == _TOGETHER:
                 break
+        self._copying.rest()
         if lost:
             text = (
                 f"{self.place.url} can't have {_listed(lost)}: {next(iter(lost.values()))}. If that stays so, delete "

@@ -12,7 +12,6 @@ import errno
 import itertools
 from collections.abc import Iterable
 
-from pmstore._core import hash64
 from pmstore._errors import ArchiveDamagedError, ArchiveError, ArchiveUnavailableError
 from pmstore.archive._format import Directory, Piece, Row
 from pmstore.archive._index import Index
@@ -20,7 +19,7 @@ from pmstore.archive._objects import MissingObjectError, Place, ShortObjectError
 from pmstore.archive._sources import Sources
 from pmstore.archive._versions import Library
 
-__all__ = ["Copying", "is_whole"]
+__all__ = ["Copying", "is_whole", "parts_of"]
 
 
 def is_whole(place: Place, piece: Piece) -> bool:
@@ -36,11 +35,12 @@ def is_whole(place: Place, piece: Piece) -> bool:
         if error.errno == errno.EIO:
             return False
         raise
-    return _is_piece(piece, data)
+    return piece.matches(data)
 
 
-def _is_piece(piece: Piece, data: bytes) -> bool:
-    return len(data) == piece.length and hash64(data) == piece.checksum
+def parts_of(place: Place) -> dict[str, int]:
+    """The parts that are in a place, with the number of bytes of each."""
+    return {f"parts/{name}": size for name, size in place.sizes("parts").items()}
 
 
 def _of_part(piece: Piece, data: bytes) -> bytes:
@@ -61,7 +61,7 @@ class Copying:
     def __init__(self, source: Place, target: Place, near: Index, here: Index) -> None:
         self._source, self._target = source, target
         self._copied: set[str] = set()
-        self._sizes = target.sizes("parts")  # of the parts that are there
+        self._sizes = parts_of(target)
         self._last: tuple[str, bytes] = "", b""  # the part that was read last
         self._whole: set[Piece] = set()  # pieces in the further place that need not be read
         if not target.near and here.newest >= 0:  # a folder is read: nothing else looks after it
@@ -71,7 +71,7 @@ class Copying:
 
     def look(self) -> None:
         """Parts of the further place were deleted."""
-        self._sizes = self._target.sizes("parts")
+        self._sizes = parts_of(self._target)
 
     def rest(self) -> None:
         """No part is kept in memory."""
@@ -85,7 +85,7 @@ class Copying:
         """
         pieces = self._pieces(row)
         for part, needed in pieces.items():
-            if self._size(part) is None:
+            if part not in self._sizes:
                 self._put(part, needed)
             elif not all(piece in self._whole or self._is_there(piece) for piece in needed):
                 self._put(part, [*needed, *self._pieces_of_all(part, indexes)])
@@ -93,21 +93,17 @@ class Copying:
             self._whole = set()
         self._whole.update(itertools.chain.from_iterable(pieces.values()))
 
-    def _size(self, part: str) -> int | None:
-        return self._sizes.get(part.removeprefix("parts/"))
-
     def _pieces(self, row: Row) -> dict[str, list[Piece]]:
         """The pieces that a version names, by their part."""
         found: dict[str, list[Piece]] = {part: [] for part in row.parts}
         found.setdefault(row.directory.part, []).append(row.directory)
-        for item in self._directory(row).items.values():
-            for frame in item.frames or ():
-                found.setdefault(frame.piece.part, []).append(frame.piece)
+        for piece in self._directory(row).pieces():
+            found.setdefault(piece.part, []).append(piece)
         return found
 
     def _directory(self, row: Row) -> Directory:
         piece = row.directory
-        if self._size(piece.part) is None or self._last[0] == piece.part:  # it is copied as a whole
+        if piece.part not in self._sizes or self._last[0] == piece.part:  # it is copied as a whole
             data = _of_part(piece, self._part(piece.part))
         else:
             data = self._read(piece.part, piece.at, piece.length)
@@ -120,31 +116,29 @@ class Copying:
         found: list[Piece] = []
         for row in (row for index in indexes for row in index.rows() if part in row.parts):
             with contextlib.suppress(ArchiveError):  # what is lost already
-                frames = (frame for item in library.directory(row).items.values() for frame in item.frames or ())
-                found += [piece for piece in (row.directory, *(frame.piece for frame in frames)) if piece.part == part]
+                found += [one for one in (row.directory, *library.directory(row).pieces()) if one.part == part]
         return found
 
     def _is_there(self, piece: Piece) -> bool:
         if self._last[0] == piece.part and piece.part in self._copied:  # the same bytes
-            return _is_piece(piece, _of_part(piece, self._last[1]))
-        size = self._size(piece.part)
-        if size is None or piece.at + piece.length > size:
+            return piece.matches(_of_part(piece, self._last[1]))
+        if not piece.is_within(self._sizes):
             return False
         try:
             return is_whole(self._target, piece)
         except ArchiveUnavailableError:  # wait until it answers again
-            return _is_piece(piece, self._target.get(piece.part, piece.at, piece.length))
+            return piece.matches(self._target.get(piece.part, piece.at, piece.length))
 
     def _put(self, part: str, pieces: Iterable[Piece]) -> None:
         data = self._part(part)
         for piece in pieces:
             self._refuse_damaged(piece, _of_part(piece, data))
         self._target.put(part, [data])
-        self._sizes[part.removeprefix("parts/")] = len(data)
+        self._sizes[part] = len(data)
         self._copied.add(part)
 
     def _refuse_damaged(self, piece: Piece, data: bytes) -> None:
-        if not _is_piece(piece, data):
+        if not piece.matches(data):
             raise ArchiveDamagedError(f"{self._source.url}: {piece.part} is damaged at byte {piece.at}")
 
     def _part(self, part: str) -> bytes:

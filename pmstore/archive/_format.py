@@ -123,6 +123,14 @@ class Piece(NamedTuple):
         _require(0 <= at < _LONGEST and 0 <= length < _LONGEST, "a place in a part")
         return cls(part, at, length, checksum)
 
+    def is_within(self, parts: Mapping[str, int]) -> bool:
+        """Whether its part is long enough. parts: the number of bytes of each."""
+        return self.at + self.length <= parts.get(self.part, 0)
+
+    def matches(self, data: bytes) -> bool:
+        """Whether bytes are those of the piece."""
+        return len(data) == self.length and hash64(data) == self.checksum
+
 
 class Frame(NamedTuple):
     """Contents of an entry that were encoded together.
@@ -282,6 +290,10 @@ class Directory(NamedTuple):
         entries = [[key, *item.packed()] for key, item in items.items()]
         chains = [[delta, size, list(chain)] for delta, size, chain in codecs]
         return bytes(msgpack.packb([entries, list(gone), chains]))
+
+    def pieces(self) -> Iterator[Piece]:
+        """The places of the contents that it has."""
+        return (frame.piece for item in self.items.values() for frame in item.frames or ())
 
     @classmethod
     def checked(cls, name: str, data: bytes) -> Directory:

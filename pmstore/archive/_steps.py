@@ -15,7 +15,7 @@ import os
 import time
 import warnings
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from pmstore._errors import (
@@ -40,11 +40,6 @@ from pmstore.archive._versions import Library
 from pmstore.archive._writing import Flush, Stored, Writing
 
 __all__ = ["Options", "Steps"]
-
-
-def _has(parts: Mapping[str, int], piece: Piece) -> bool:
-    """Whether a piece is within its part. parts: the number of bytes of each."""
-    return piece.at + piece.length <= parts.get(piece.part, 0)
 
 
 class Options(NamedTuple):
@@ -113,7 +108,7 @@ class Steps:
             for frame, chain in item.frames
             if not chain.delta and len(frame.runs) == 1
         ]
-        found = [one for one in frames if _has(there, one[1][0].piece)]
+        found = [one for one in frames if one[1][0].piece.is_within(there)]
         if len(found) < len(frames):
             text = f"{target.place.url}: parts of version {self.captured} are lost or cut; contents are written anew"
             warnings.warn(text, ArchiveWarning, stacklevel=2)

@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from pmstore._errors import ArchiveConflictError, ArchiveDamagedError, ArchiveError, ArchiveUnavailableError
-from pmstore.archive._copying import Copying
+from pmstore.archive._copying import Copying, parts_of
 from pmstore.archive._format import ARCHIVE, TAG, UNTAG, Row, is_part, opened, wrapped
 from pmstore.archive._index import Index, IndexWriter
 from pmstore.archive._manifest import sequences
@@ -251,7 +251,7 @@ class Target:
 
     def parts(self) -> dict[str, int]:
         """The parts that are in the place, with the number of bytes of each."""
-        return {f"parts/{name}": size for name, size in self.place.sizes("parts").items()}
+        return parts_of(self.place)
 
     def copy(self, near: Index, source: Place, tell: Callable[[str], object]) -> bool:
         """Copies versions that another place has. near: its index. tell: called with the text of a warning, if some of

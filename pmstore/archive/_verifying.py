@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple, overload
 
-from pmstore._core import hash64
 from pmstore._errors import ArchiveDamagedError, ArchiveError, ArchiveUnavailableError, FormatVersionError
 from pmstore.archive._format import Piece, Row
 from pmstore.archive._index import Index, told_end
@@ -134,15 +133,15 @@ class _Checked:
         if text is not None:
             return text
         try:
-            frames = [frame for item in library.directory(row).items.values() for frame in item.frames or ()]
+            pieces = list(library.directory(row).pieces())
         except ArchiveDamagedError as error:
             return str(error)
-        for frame in frames:
-            text = self._piece(frame.piece)
+        for piece in pieces:
+            text = self._piece(piece)
             if text is not None:
                 return text
-            if frame.piece.part not in row.parts:
-                return f"{frame.piece.part} is not among the parts of version {row.version}"
+            if piece.part not in row.parts:
+                return f"{piece.part} is not among the parts of version {row.version}"
         return None
 
     def _piece(self, piece: Piece) -> str | None:
@@ -156,4 +155,4 @@ class _Checked:
             data = self._place.get(piece.part, piece.at, piece.length)
         except (MissingObjectError, ShortObjectError, ArchiveUnavailableError) as error:
             return str(error)
-        return None if hash64(data) == piece.checksum else f"{piece.part} is damaged at byte {piece.at}"
+        return None if piece.matches(data) else f"{piece.part} is damaged at byte {piece.at}"

@@ -60,13 +60,13 @@ class Library:
         window = self._windows.get(piece.part)
         if window is not None and window[0] <= piece.at and piece.at + piece.length <= window[0] + len(window[1]):
             data = window[1][piece.at - window[0] : piece.at - window[0] + piece.length]
-            if hash64(data) == piece.checksum:
+            if piece.matches(data):
                 return data  # or else another place may have it
         start = max(0, piece.at - ahead)
 
         def check(data: bytes) -> bytes:
             found = data[piece.at - start :] if start < piece.at else data
-            if len(found) != piece.length or hash64(found) != piece.checksum:
+            if not piece.matches(found):
                 raise ArchiveDamagedError(f"{piece.part} is damaged at byte {piece.at}: it does not match its hash")
             if start < piece.at:
                 self._keep(piece.part, start, data)

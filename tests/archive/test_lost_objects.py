@@ -46,6 +46,17 @@ def drained(path: Path, places: list[Path], name: str, value: object) -> int:
         return drain.wait()
 
 
+def three(path: Path) -> Memory:
+    """A place with three versions of a new store, whose step is 0, 1 and 2."""
+    place = Memory()
+    with pmstore.open(path) as store, stepping(store, place) as steps:
+        for step in range(3):
+            store["step"] = step
+            store.commit()
+            archived(steps)
+    return place
+
+
 DAMAGED = pytest.mark.parametrize("damage", [Path.unlink, cut])
 
 
@@ -291,12 +302,7 @@ def test_a_row_that_is_lost_is_not_taken_from_another_history(tmp_path: Path) ->
 
 def test_a_row_that_needs_itself(tmp_path: Path) -> None:
     """A hostile one, where two places differ."""
-    one = Memory()
-    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, one) as steps:
-        for step in range(3):
-            store["step"] = step
-            store.commit()
-            archived(steps)
+    one = three(tmp_path / "store.pm")
     name = "index/000000000002-000000000002-000000"
     (row,) = opened(SEGMENT, name, one.objects[name])
     for previous in (2, 3, 10**18, "text", ()):
@@ -352,12 +358,7 @@ class Silent(Memory):
 
 @pytest.mark.parametrize("first", [False, True])
 def test_a_place_that_does_not_answer(first: bool, tmp_path: Path) -> None:
-    place = Memory()
-    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, place) as steps:
-        for step in range(3):
-            store["step"] = step
-            store.commit()
-            archived(steps)
+    place = three(tmp_path / "store.pm")
     Archive(Sources([place])).tag("best", 2)
     places: list[Place] = [Silent(), place] if first else [place, Silent()]
     with pytest.warns(pmstore.ArchiveWarning, match="silent can't be reached: the other places are asked") as told:

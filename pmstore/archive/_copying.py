@@ -21,21 +21,25 @@ from pmstore.archive._versions import Library
 
 __all__ = ["Copying", "is_whole", "parts_of"]
 
+_SECTOR = 4096  # bytes that a disk reads or fails to read together
+
 
 def is_whole(place: Place, piece: Piece) -> bool:
-    """Whether a place has a piece unharmed. A bad sector of a disk is damage.
-
-    Raises ArchiveUnavailableError if the place does not answer. It is asked once.
-    """
+    """Whether a place has a piece unharmed. Raises ArchiveUnavailableError if the place does not answer."""
     try:
-        data = place.once.get(piece.part, piece.at, piece.length)
+        data = place.get(piece.part, piece.at, piece.length)
     except (MissingObjectError, ShortObjectError, ArchiveDamagedError):
         return False
     except ArchiveUnavailableError as error:
-        if error.errno == errno.EIO:
+        if _is_bad_sector(place, error):
             return False
         raise
     return piece.matches(data)
+
+
+def _is_bad_sector(place: Place, error: ArchiveUnavailableError) -> bool:
+    """Whether a disk can't read. Of another place, EIO tells of any failure, such as a lost connection."""
+    return place.near and error.errno == errno.EIO
 
 
 def parts_of(place: Place) -> dict[str, int]:
@@ -87,7 +91,7 @@ class Copying:
         for part, needed in pieces.items():
             if part not in self._sizes:
                 self._put(part, needed)
-            elif not all(piece in self._whole or self._is_there(piece) for piece in needed):
+            elif not all(self._is_there(piece) for piece in needed):
                 self._put(part, [*needed, *self._pieces_of_all(part, indexes)])
         if row.previous is None:  # later versions refer to no others than a base and what follows it
             self._whole = set()
@@ -120,14 +124,13 @@ class Copying:
         return found
 
     def _is_there(self, piece: Piece) -> bool:
-        if self._last[0] == piece.part and piece.part in self._copied:  # the same bytes
-            return piece.matches(_of_part(piece, self._last[1]))
         if not piece.is_within(self._sizes):
             return False
-        try:
-            return is_whole(self._target, piece)
-        except ArchiveUnavailableError:  # wait until it answers again
-            return piece.matches(self._target.get(piece.part, piece.at, piece.length))
+        if piece in self._whole:
+            return True
+        if self._last[0] == piece.part and piece.part in self._copied:  # the same bytes
+            return piece.matches(_of_part(piece, self._last[1]))
+        return is_whole(self._target, piece)
 
     def _put(self, part: str, pieces: Iterable[Piece]) -> None:
         data = self._part(part)
@@ -147,7 +150,16 @@ class Copying:
         return self._last[1]
 
     def _read(self, part: str, at: int = 0, count: int | None = None) -> bytes:
+        """Bytes of a part. What a disk can't read is zeros, so that the pieces beside it are not lost with it."""
         try:
             return self._source.get(part, at, count)
         except (MissingObjectError, ShortObjectError) as error:
             raise ArchiveDamagedError(str(error)) from error
+        except ArchiveUnavailableError as error:
+            if not _is_bad_sector(self._source, error):
+                raise
+        count = self._source.size(part) - at if count is None else count
+        if count <= _SECTOR:
+            return bytes(count)
+        half = max(1, count // 2 // _SECTOR) * _SECTOR
+        return self._read(part, at, half) + self._read(part, at + half, count - half)

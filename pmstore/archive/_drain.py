@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from pmstore._display import size_text
 from pmstore._errors import (
+    ArchiveDamagedError,
     ArchiveUnavailableError,
     ArchiveWarning,
     ClosedStoreError,
@@ -179,7 +180,8 @@ class Drain:
         """The progress of the drain. Raises ForkedStoreError."""
         self._refuse_fork()
         steps = self._steps
-        error = next((one for one in self._errors if one is not None), None)
+        lost = [target.lost[1] for target in steps.targets if target.lost is not None]
+        error = next((one for one in (*self._errors, *lost) if one is not None), None)
         return Progress(
             committed=self._newest(),
             captured=steps.captured,
@@ -208,6 +210,8 @@ class Drain:
         ------
         ArchiveUnavailableError
             The time was not enough; the message says what is missing. The drain continues.
+        ArchiveDamagedError
+            A further place can't have the version, as the place before it is damaged. The drain continues.
         ArchiveError
             The drain has ended with an error.
         StaleSnapshotError
@@ -222,6 +226,7 @@ class Drain:
             wanted = self._newest() if sequence is None else operator.index(sequence)
             while (done := min(target.last for target in self._steps.targets)) < wanted:
                 self._raise()
+                self._raise_lost(wanted)
                 left = limit - time.monotonic()
                 if left <= 0:
                     raise ArchiveUnavailableError(f"version {wanted} is not archived yet: {self._lacking(wanted)}")
@@ -343,6 +348,12 @@ class Drain:
             if error is not None:
                 raise type(error)(*error.args) from error
 
+    def _raise_lost(self, wanted: int) -> None:
+        """Raise ArchiveDamagedError if a place can't have a version, nor a newer one: the place before has damage."""
+        for target in self._steps.targets:
+            if target.last < wanted and target.lost is not None and target.lost[0] >= wanted:
+                raise ArchiveDamagedError(*target.lost[1].args) from target.lost[1]
+
     def _refuse_replaced(self) -> None:
         """Raise StaleSnapshotError if commits come to another file, which has taken the place of this one."""
         store = self._store()
@@ -458,6 +469,8 @@ class Drain:
                 if number > 1:
                     self._steps.copy_tags(number - 1)
                 self._steps.end(number - 1)
+                lost = self._steps.targets[number - 1].lost
+                self._errors[number] = None if lost is None else lost[1]
                 return
             else:
                 with self._changed:

@@ -9,6 +9,7 @@ import secrets
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 
+from pmstore._errors import ArchiveUnavailableError
 from pmstore._store.held import flock_now, sweep
 from pmstore.archive._place import (
     NAME,
@@ -73,7 +74,7 @@ class LocalPlace(Place):
                 os.close(fd)
             return pieces[0] if len(pieces) == 1 else b"".join(pieces)
         except OSError as error:
-            raise unavailable(self.url, name, "read", error) from error
+            raise self._refusal(name, "read", error) from error
         except MemoryError:
             raise too_large(self.url, name) from None
 
@@ -179,7 +180,11 @@ class LocalPlace(Place):
         try:
             yield
         except OSError as error:
-            raise unavailable(self.url, name, doing, error) from error
+            raise self._refusal(name, doing, error) from error
+
+    def _refusal(self, name: str, doing: str, error: OSError) -> ArchiveUnavailableError:
+        bad_sector = doing == "read" and error.errno == errno.EIO  # it stays bad
+        return unavailable(self.url, name, doing, error, transient=False if bad_sector else None)
 
     def _open(self, name: str) -> tuple[int, int]:
         """A descriptor to read an object, and its bytes."""

@@ -119,7 +119,7 @@ class Steps:
         store has checksums of its own."""
         place = self.targets[0].place
         try:
-            if not place.near or is_whole(place, piece):
+            if not place.near or is_whole(place.once, piece):
                 return True
         except ArchiveUnavailableError:  # the next drain looks at it
             return True

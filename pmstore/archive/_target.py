@@ -158,6 +158,8 @@ class Target:
         self._look()
         self._writer = IndexWriter(place)
         self._copying: Copying | None = None  # of parts from the place before
+        self._lost: dict[int, ArchiveDamagedError] = {}  # versions there that can't be copied, as parts are damaged
+        self.lost: tuple[int, ArchiveDamagedError] | None = None  # the newest version there, if it is one of them
         self._tags: set[str] = set()  # names of tags that need not be copied any more
         self._tagged: dict[str, int] = {}  # tags and their versions, when versions were removed last,
         self._removals_here: list[str] = []  # and the removals of tags then
@@ -255,16 +257,15 @@ class Target:
 
     def copy(self, near: Index, source: Place, tell: Callable[[str], object]) -> bool:
         """Copies versions that another place has. near: its index. tell: called with the text of a warning, if some of
-        them are damaged and later ones are whole. False if there are none.
-
-        Raises ArchiveDamagedError if all of them are damaged.
+        them are damaged. They are not tried again. False if there are no more to copy.
         """
         if self._copying is None:
             self._copying = Copying(source, self.place, near, self.index)
         copied: list[Row] = []
-        lost: dict[int, ArchiveDamagedError] = {}
-        for row in near.rows(near.behind(self.last)):
-            error = None if row.previous is None else lost.get(row.previous)
+        damaged: list[int] = []
+        begin = max(self.last, next(reversed(self._lost), -1))
+        for row in near.rows(near.behind(begin)):
+            error = None if row.previous is None else self._lost.get(row.previous)
             if error is None:
                 if not copied:
                     self._refuse_other_past(near, row)
@@ -273,21 +274,26 @@ class Target:
                     copied.append(row)
                 except ArchiveDamagedError as found:
                     error = found
+                    damaged.append(row.version)
             if error is not None:
-                lost[row.version] = error
+                self._lost[row.version] = error
             if len(copied) == _TOGETHER:
                 break
         self._copying.rest()
-        if lost:
-            text = (
-                f"{self.place.url} can't have {_listed(lost)}: {next(iter(lost.values()))}. If that stays so, delete "
-                "the part: the next drain writes or copies it anew"
-            )
-            if not copied:
-                raise ArchiveDamagedError(text)
-            tell(text)
-        self.append(copied)
+        if damaged:
+            tell(self._lost_text())
+        if copied:
+            self.append(copied)
+            self._lost = {version: error for version, error in self._lost.items() if version > self.last}
+        newest = next(reversed(self._lost), None)
+        self.lost = None if newest is None else (newest, ArchiveDamagedError(self._lost_text()))
         return bool(copied)
+
+    def _lost_text(self) -> str:
+        return (
+            f"{self.place.url} can't have {_listed(self._lost)}: {next(iter(self._lost.values()))}. If that stays so, "
+            "delete the part: the next drain writes or copies it anew"
+        )
 
     def copy_tags(self, source: Place) -> None:
         """Copies tags of versions that are here from another place, but for damaged ones, and removals of tags. A tag

@@ -98,6 +98,8 @@ def archived(steps: Steps) -> None:
     for number in range(1, len(steps.targets)):
         while steps.copy(number):
             pass
+        if (lost := steps.targets[number].lost) is not None:
+            raise lost[1]
 
 
 def drained(store: pmstore.Store, path: Any) -> None:

@@ -38,6 +38,21 @@ class Counting(Memory):
         return len(super().get(name))
 
 
+class Unreadable:
+    """The module os, on a disk that can't read one sector of a file."""
+
+    def __init__(self, path: str, at: int) -> None:
+        self._path, self._at = path, at
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(os, name)
+
+    def pread(self, fd: int, count: int, at: int) -> bytes:
+        if at <= self._at < at + count and os.readlink(f"/proc/self/fd/{fd}") == self._path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return os.pread(fd, count, at)
+
+
 def test_versions_that_share_a_part(tmp_path: Path) -> None:
     """Only the later one is damaged. It comes when the place before is mended, and no sooner."""
     path, near, far = tmp_path / "store.pm", tmp_path / "near", tmp_path / "far"
@@ -141,18 +156,51 @@ def test_a_bad_sector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A disk can't read a part of an earlier drain. The drain goes on, and writes the contents anew."""
     path, place, data = tmp_path / "store.pm", tmp_path / "to", os.urandom(300_000)
     drained(path, [place], "data", data)
-    bad = str(largest(place))
-    read = os.pread
-
-    def pread(fd: int, count: int, at: int) -> bytes:
-        if os.readlink(f"/proc/self/fd/{fd}") == bad and at == 0:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return read(fd, count, at)
-
-    monkeypatch.setattr(_local.os, "pread", pread)
+    monkeypatch.setattr(_local, "os", Unreadable(str(largest(place)), 0))
     with pytest.warns(pmstore.ArchiveWarning, match="is damaged at byte 0; its contents are written anew"):
         assert drained(path, [place], "step", 1) == 2
     assert archive.open(place)[2]["data"] == data
+
+
+def test_a_bad_sector_in_the_place_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part has two arrays, of which a disk can't read one. The next version needs the other one."""
+    path, near, far = tmp_path / "store.pm", tmp_path / "near", tmp_path / "far"
+    data = [os.urandom(50_000) for _ in range(2)]
+    with pmstore.open(path) as store, store.drain(near) as drain:
+        store["a"], store["b"] = data
+        store.commit()
+        drain.wait()
+    monkeypatch.setattr(_local, "os", Unreadable(str(largest(near)), 8192))
+    with pytest.warns(pmstore.ArchiveWarning, match="far can't have version 1: .*is damaged at byte|written anew"):
+        with pmstore.open(path) as store, store.drain([near, far]) as drain:
+            store["step"] = 1
+            store.commit()
+            assert drain.wait(timeout=60) == 2
+    found = archive.open(far)
+    assert found.versions() == [2] and found[2]["a"] == data[0] and found[2]["b"] == data[1]
+
+
+@pytest.mark.parametrize("lost", [0, 1000])
+@pytest.mark.parametrize("near", [False, True])
+def test_a_part_that_was_lost_or_cut_in_a_further_object_store(tmp_path: Path, near: bool, lost: int) -> None:
+    """lost: bytes that are left; 0: the part is missing. No drain reads the object store."""
+    before, far = Memory(), Memory()
+    before.near = near
+    with pmstore.open(tmp_path / "store.pm") as store:
+        with stepping(store, before, far) as steps:
+            store["data"] = os.urandom(50_000)
+            store.commit()
+            archived(steps)
+        part = max((name for name in far.objects if name.startswith("parts/")), key=far.size)
+        whole = far.objects.pop(part)
+        if lost:
+            far.objects[part] = whole[:lost]
+        with stepping(store, before, far) as steps:
+            store["step"] = 1
+            store.commit()
+            archived(steps)
+    assert far.objects[part] == whole
+    assert Archive(Sources([far])).verify().ok
 
 
 def test_closing_does_not_wait_for_a_place_that_has_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

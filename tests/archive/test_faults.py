@@ -393,11 +393,17 @@ def test_the_first_place_lacks_a_part(tmp_path: Path) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", pmstore.ArchiveWarning)
             drain = store.drain(places)
-            store["x"][0] = 1
-            store.commit()
             with pytest.raises(pmstore.ArchiveDamagedError, match="far can't have version 0: .* is missing"):
                 drain.wait()
+            progress = drain.progress()
+            assert "far can't have version 0" in str(progress.error) and not progress.ended
+            store["x"][0] = 1
+            store.commit()
+            assert drain.wait() == 1, "it goes on with what it writes itself"
+            assert drain.progress().error is None
             drain.close()
+    assert archive.open(places[1]).versions() == [1]
+    assert archive.open(places[1]).verify().ok
 
 
 def test_a_place_that_was_emptied(tmp_path: Path) -> None:

@@ -185,16 +185,13 @@ def test_a_new_place_gets_no_damage(tmp_path: Path) -> None:
     with pytest.warns(pmstore.ArchiveWarning, match=r"new can't have versions 1 to 2: .*near: parts/.* is damaged"):
         with pmstore.open(path) as store, store.drain([near, new]) as drain:
             with pytest.raises(pmstore.ArchiveDamagedError, match="is damaged at byte 0. If that stays so, delete the"):
-                for step in range(100):
-                    store["step"] = step
-                    store.commit()
-                    drain.wait()
-    newest = archive.open(near).latest
-    assert archive.open(near)[newest]["data"] == data
-    with pytest.warns(pmstore.ArchiveWarning, match="new can't have versions 1 to 2"):
-        last = drained(path, [near, new], "step", 3)
+                drain.wait()
+            for step in range(3):
+                store["step"] = step
+                store.commit()
+                assert drain.wait() == 3 + step
     found = archive.open(new)
-    assert found.verify().ok and found.latest == last and 1 not in found and 2 not in found
+    assert found.verify().ok and found.versions() == [3, 4, 5]
     assert all(found[version]["data"] == data for version in found)
 
 

@@ -223,7 +223,7 @@ def reading(folder: Path, quick: bool) -> Cell:
 
 def _pieces(found: archive.Archive, name: str) -> list[Piece]:
     """What reading an array of the newest version needs: the directories, and the frames of its contents."""
-    rows = found._index.chain(found.latest)
+    rows = found._index.chain(found._find(found.latest)[1])
     frames = [frame.piece for frame, _ in found[found.latest]._core._entries[f"n{name}".encode()].frames]
     return [*(row.directory for row in rows), *frames]
 

@@ -102,7 +102,7 @@ class Archive(Mapping[int, Version]):
         self._index = self._sources.merged(self._indexes)
         self._read_tags(stacklevel=5)
         self._own_parent: Archive | None = None
-        self._known: OrderedDict[int, Entries] = OrderedDict()  # entries of versions
+        self._known: OrderedDict[tuple[int, int], Entries] = OrderedDict()  # entries of versions
 
     @property
     def url(self) -> str:
@@ -229,11 +229,11 @@ class Archive(Mapping[int, Version]):
         )
 
     def _entries(self, row: Row) -> Entries:
-        found = self._known.get(row.version)
+        found = self._known.get(row.key)
         if found is None:
-            chain = [row] if row.previous is None else self._index.chain(row.version, self._known)
-            before = None if chain[0].previous is None else self._known[chain[0].previous]
-            found = self._known[row.version] = self._library.entries(chain, before)
+            chain = self._index.chain(row, self._known)
+            before = None if chain[0].previous is None else self._known[self._index.before(chain[0]).key]
+            found = self._known[row.key] = self._library.entries(chain, before)
             while len(self._known) > 1 and (len(self._known) - 1) * len(found) > _ENTRIES:
                 self._known.popitem(last=False)
         return found
@@ -451,8 +451,8 @@ class Archive(Mapping[int, Version]):
         return archive._is_whole(row, verify)
 
     def _is_whole(self, row: Row, verify: bool) -> bool:
-        chain = self._index.chain(row.version)
         try:
+            chain = self._index.chain(row)
             if verify:
                 for item in self._library.entries(chain).values():
                     for _ in self._library.pieces(item):

@@ -8,7 +8,6 @@ the further place needs yet is read there, too, if its part is there already.
 from __future__ import annotations
 
 import contextlib
-import errno
 import itertools
 from collections.abc import Iterable
 
@@ -16,6 +15,7 @@ from pmstore._errors import ArchiveDamagedError, ArchiveError, ArchiveUnavailabl
 from pmstore.archive._format import Directory, Piece, Row
 from pmstore.archive._index import Index
 from pmstore.archive._objects import MissingObjectError, Place, ShortObjectError
+from pmstore.archive._place import is_bad_sector
 from pmstore.archive._sources import Sources
 from pmstore.archive._versions import Library
 
@@ -31,15 +31,10 @@ def is_whole(place: Place, piece: Piece) -> bool:
     except (MissingObjectError, ShortObjectError, ArchiveDamagedError):
         return False
     except ArchiveUnavailableError as error:
-        if _is_bad_sector(place, error):
+        if is_bad_sector(place, error):
             return False
         raise
     return piece.matches(data)
-
-
-def _is_bad_sector(place: Place, error: ArchiveUnavailableError) -> bool:
-    """Whether a disk can't read. Of another place, EIO tells of any failure, such as a lost connection."""
-    return place.near and error.errno == errno.EIO
 
 
 def parts_of(place: Place) -> dict[str, int]:
@@ -64,13 +59,14 @@ class Copying:
 
     def __init__(self, source: Place, target: Place, near: Index, here: Index) -> None:
         self._source, self._target = source, target
-        self._copied: set[str] = set()
+        self._copied = ""  # the part that was written last
         self._sizes = parts_of(target)
         self._last: tuple[str, bytes] = "", b""  # the part that was read last
         self._whole: set[Piece] = set()  # pieces in the further place that need not be read
-        if not target.near and here.newest >= 0:  # a folder is read: nothing else looks after it
-            with contextlib.suppress(ArchiveError, KeyError):
-                items = Library(Sources([source])).entries(near.chain(here.newest)).values()
+        newest = None if target.near else near.find(here.newest)  # a folder is read: nothing else looks after it
+        if newest is not None:
+            with contextlib.suppress(ArchiveError):
+                items = Library(Sources([source])).entries(near.chain(newest)).values()
                 self._whole.update(frame.piece for item in items for frame, _ in item.frames)
 
     def look(self) -> None:
@@ -88,11 +84,13 @@ class Copying:
         indexes: those of both places. The pieces that their versions have in a damaged part are to be whole.
         """
         pieces = self._pieces(row)
+        known: dict[str, set[Piece]] | None = None
         for part, needed in pieces.items():
             if part not in self._sizes:
                 self._put(part, needed)
             elif not all(self._is_there(piece) for piece in needed):
-                self._put(part, [*needed, *self._pieces_of_all(part, indexes)])
+                known = self._pieces_of_all(indexes) if known is None else known
+                self._put(part, known.get(part, set()).union(needed))
         if row.previous is None:  # later versions refer to no others than a base and what follows it
             self._whole = set()
         self._whole.update(itertools.chain.from_iterable(pieces.values()))
@@ -114,13 +112,15 @@ class Copying:
         self._refuse_damaged(piece, data)
         return Directory.checked(f"the directory of version {row.version}", data)
 
-    def _pieces_of_all(self, part: str, indexes: Iterable[Index]) -> list[Piece]:
-        """The pieces of a part that are known."""
+    def _pieces_of_all(self, indexes: Iterable[Index]) -> dict[str, set[Piece]]:
+        """The pieces that are known, by their part."""
         library = Library(Sources([self._source, self._target]))
-        found: list[Piece] = []
-        for row in (row for index in indexes for row in index.rows() if part in row.parts):
+        rows = {row.directory: row for index in indexes for row in index.rows()}
+        found: dict[str, set[Piece]] = {}
+        for row in rows.values():
             with contextlib.suppress(ArchiveError):  # what is lost already
-                found += [one for one in (row.directory, *library.directory(row).pieces()) if one.part == part]
+                for piece in (row.directory, *library.directory(row).pieces()):
+                    found.setdefault(piece.part, set()).add(piece)
         return found
 
     def _is_there(self, piece: Piece) -> bool:
@@ -128,7 +128,7 @@ class Copying:
             return False
         if piece in self._whole:
             return True
-        if self._last[0] == piece.part and piece.part in self._copied:  # the same bytes
+        if self._last[0] == piece.part == self._copied:  # the same bytes
             return piece.matches(_of_part(piece, self._last[1]))
         return is_whole(self._target, piece)
 
@@ -138,7 +138,7 @@ class Copying:
             self._refuse_damaged(piece, _of_part(piece, data))
         self._target.put(part, [data])
         self._sizes[part] = len(data)
-        self._copied.add(part)
+        self._copied = part
 
     def _refuse_damaged(self, piece: Piece, data: bytes) -> None:
         if not piece.matches(data):
@@ -156,7 +156,7 @@ class Copying:
         except (MissingObjectError, ShortObjectError) as error:
             raise ArchiveDamagedError(str(error)) from error
         except ArchiveUnavailableError as error:
-            if not _is_bad_sector(self._source, error):
+            if not is_bad_sector(self._source, error):
                 raise
         count = self._source.size(part) - at if count is None else count
         if count <= _SECTOR:

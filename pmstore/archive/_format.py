@@ -38,6 +38,7 @@ __all__ = [
     "part_name",
     "wrapped",
     "tell_losses",
+    "writer_of",
 ]
 
 FORMAT = 1
@@ -90,6 +91,11 @@ def unpacked(name: str, payload: bytes | memoryview) -> Any:
 def part_name(writer: str, number: int) -> str:
     """The name of a part. writer: 16 hexadecimal digits, which no other drain has in any place."""
     return f"parts/{writer}-{number:010d}"
+
+
+def writer_of(part: str) -> str:
+    """The first argument of `part_name`."""
+    return part[6:22]
 
 
 def is_part(name: str) -> bool:
@@ -339,6 +345,11 @@ class Row(NamedTuple):
     lossy: int = 0
     loss: Loss | None = None
     kept: bool = True
+
+    @property
+    def key(self) -> tuple[int, int]:
+        """The version and its state: in another place, its number may be that of other contents."""
+        return self.version, self.state
 
     @property
     def noted(self) -> CommitNote:

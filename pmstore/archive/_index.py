@@ -29,8 +29,9 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, TypeVar
 
 from pmstore._errors import MALFORMED, ArchiveConflictError, ArchiveDamagedError, ArchiveError, ArchiveUnavailableError
-from pmstore.archive._format import SEGMENT, WRITER, Row, Segment, opened, wrapped
+from pmstore.archive._format import SEGMENT, WRITER, Row, Segment, opened, wrapped, writer_of
 from pmstore.archive._objects import MissingObjectError, ObjectExistsError, Place
+from pmstore.archive._place import is_bad_sector
 
 __all__ = ["Index", "IndexWriter", "SupersededError", "told_end"]
 
@@ -63,6 +64,7 @@ class Index:
         self._rows = [row for _, rows in segments for row in rows]
         self._versions: list[int] = [row[0] for row in self._rows]
         self._count = len(self._rows)  # of both; more are those of a later index, which shares the lists
+        self._places: Sequence[Index] = ()  # of a merged one
         _require_order(self._versions)
 
     def added(self, segment: Segment, rows: list[Any]) -> Index:
@@ -125,27 +127,19 @@ class Index:
         approximates it (I27): two copies of a store went on without each other.
 
         The row of a version is that of the first place that keeps the version for itself, or else that of the first
-        place. Objects of two places differ, although they have the same names: each place has flushes of its own. Where
-        contents differ, `_whole_chains` chooses; of two copies, the one that has gone further comes first.
+        place. Of two copies, the one that has gone further comes first. Objects of two places differ, although they
+        have the same names: each place has flushes of its own.
         """
         if len(indexes) == 1:
             return indexes[0], None
-        rows: dict[int, tuple[Any, ...]] = {}
-        differ, parted = False, []
-        for row in (row for index in reversed(indexes) for row in index._rows[: index._count]):
-            there = rows.get(row[0])
-            if there is not None and there[_STATE : _STATE + 1] != row[_STATE : _STATE + 1]:
-                differ = True
-                if not _is_lossy(there) and not _is_lossy(row):
-                    parted.append(row[0])
-            if row[-1] is True or there is None or there[-1] is not True:
-                rows[row[0]] = row
-        first = min(parted, default=None)
-        if first is not None:
-            indexes = sorted(indexes, key=lambda one: (-one.newest, one.behind(first) - len(one)))
-        if differ:
-            rows = _whole_chains([{row[0]: row for row in index._rows[: index._count]} for index in indexes])
-        return cls([(Segment(1, 1, 0), [rows[version] for version in sorted(rows)])]), first
+        rows, parted = _stacked(indexes)
+        if parted is not None:
+            begin = parted
+            indexes = sorted(indexes, key=lambda one: (-one.newest, one.behind(begin) - len(one)))
+            rows, _ = _stacked(indexes)
+        made = cls([(Segment(1, 1, 0), [rows[version] for version in sorted(rows)])])
+        made._places = list(indexes)
+        return made, parted
 
     def __len__(self) -> int:
         return self._count
@@ -187,22 +181,62 @@ class Index:
         """The versions that are there for themselves."""
         return [row[0] for row in self._rows[: self._count] if row[-1] is True]
 
-    def chain(self, version: int, known: Container[int] = ()) -> list[Row]:
-        """A version and those that its contents need, the base first. known: versions that are left out, with those
-        that they need. Raises KeyError, ArchiveDamagedError."""
-        row = self.find(version)
-        if row is None:
-            raise KeyError(version)
+    def before(self, row: Row) -> Row:
+        """The version that a differential changes, as the differential's own place has it: other places may have other
+        contents of its number. If it is lost there, the same drain must have written it.
+
+        Raises ArchiveDamagedError if it is not there.
+        """
+        assert row.previous is not None
+        places = self._places or (self,)
+        for place in places:
+            if place._is_listed(row):
+                found = place.find(row.previous)
+                if found is not None:
+                    return found
+        for place in places:
+            found = place.find(row.previous)
+            if found is not None and writer_of(found.directory.part) == writer_of(row.directory.part):
+                return found
+        raise ArchiveDamagedError(
+            f"the archive is damaged: version {row.version} needs version {row.previous}, which is not in it"
+        )
+
+    def _is_listed(self, row: Row) -> bool:
+        at = self.behind(row.version) - 1
+        if at < 0 or self._versions[at] != row.version:
+            return False
+        there = self._rows[at]
+        return len(there) == _FIELDS and there[_DIRECTORY] == tuple(row.directory)
+
+    def chain(self, row: Row, known: Container[tuple[int, int]] = ()) -> list[Row]:
+        """A version and those that its contents need, the base first. known: keys of versions that are left out, with
+        those that they need. Raises ArchiveDamagedError."""
         rows = [row]
-        while row.previous is not None and row.previous not in known:
-            before = self.find(row.previous)
-            if before is None:
-                raise ArchiveDamagedError(
-                    f"the archive is damaged: version {row.version} needs version {row.previous}, which is not in it"
-                )
-            rows.append(before)
-            row = before
+        while row.previous is not None:
+            row = self.before(row)
+            if row.key in known:
+                break
+            rows.append(row)
         return rows[::-1]
+
+
+def _stacked(indexes: Sequence[Index]) -> tuple[dict[int, Any], int | None]:
+    """The rows of all versions, those of the first index on top; and the first version whose contents differ, although
+    nobody approximates it."""
+    rows: dict[int, Any] = {}
+    parted: int | None = None
+    for row in (row for index in reversed(indexes) for row in index._rows[: index._count]):
+        there = rows.get(row[0])
+        if there is None or row[-1] is True or there[-1] is not True:
+            rows[row[0]] = row
+        if there is not None and _is_exact(there) and _is_exact(row) and there[_STATE] != row[_STATE]:
+            parted = row[0] if parted is None else min(parted, row[0])
+    return rows, parted
+
+
+def _is_exact(row: Any) -> bool:
+    return bool(len(row) == _FIELDS and not row[_LOSSY])
 
 
 def _require_order(versions: list[int]) -> None:
@@ -220,48 +254,7 @@ def _read(place: Place, segment: Segment, tell: Callable[[ArchiveDamagedError], 
         return []
 
 
-def _is_lossy(row: Any) -> bool:
-    return bool(len(row) == _FIELDS and row[_LOSSY])
-
-
-def _whole_chains(places: Sequence[dict[int, tuple[Any, ...]]]) -> dict[int, tuple[Any, ...]]:
-    """A row for each version. Two places that were drained to one after the other may have a version with other
-    contents: one of them approximates an array (I27), or two copies of a store went on without each other. A
-    differential needs the version before as its own place has it. So the newest versions come first, each with all that
-    it needs; one that would need other contents of a version that is there already is left out."""
-    rows: dict[int, tuple[Any, ...]] = {}
-    for version in sorted(set().union(*places), reverse=True):
-        found = [place for place in places if version in place]
-        for place in sorted(found, key=lambda place: place[version][-1] is not True):
-            needed = _needed(place, version, rows)
-            if needed is not None:
-                rows.update((row[0], row) for row in needed)
-                break
-        if version in rows:
-            kept = any(place[version][-1] is True for place in found)
-            rows[version] = (*rows[version][:-1], kept)
-    return rows
-
-
-def _needed(
-    place: dict[int, tuple[Any, ...]], version: int | None, rows: dict[int, tuple[Any, ...]]
-) -> list[tuple[Any, ...]] | None:
-    """The rows of a place that a version needs, and that are not there; None if others are there instead."""
-    needed: list[tuple[Any, ...]] = []
-    while version is not None:
-        row = place.get(version) if type(version) is int and not (needed and version >= needed[-1][0]) else None
-        if row is None:  # it is lost: another place may have one of its number, with other contents
-            return None
-        if len(row) != _FIELDS:  # `Index.find` tells what is wrong
-            return [*needed, row]
-        if version in rows:  # with all that it needs
-            return needed if rows[version][_STATE] == row[_STATE] else None
-        needed.append(row)
-        version = row[_PREVIOUS]
-    return needed
-
-
-_PREVIOUS, _STATE, _LOSSY, _FIELDS = 2, 7, 9, len(Row._fields)  # of a row as it is packed
+_DIRECTORY, _STATE, _LOSSY, _FIELDS = 6, 7, 9, len(Row._fields)  # of a row as it is packed
 
 
 class SupersededError(ArchiveConflictError):
@@ -361,7 +354,8 @@ class IndexWriter:
         """Writes the token of this writer anew: the list does not end before a flush. Raises the errors of
         `require_newest`: in a place that was emptied, another writer's token may have the same number."""
         self.require_newest(place)
-        if _about_token(place, self._token).get("by") != self._about["by"]:
+        about = _about_token(place, self._token, {"by": self._about["by"]})  # of a damaged one, the newest is ours
+        if about.get("by") != self._about["by"]:
             self.require_newest(place)  # a newer writer deletes older tokens
             raise self._emptied()
         place.put(*self._told(self._token, last))
@@ -456,31 +450,46 @@ _begun_here: set[str] = set()
 def _is_ours(place: Place, token: int) -> bool:
     """Whether a writer of this process has made the token."""
     try:
-        return _about_token(place, token).get("by") in _begun_here
+        return _about_token(place, token, {}).get("by") in _begun_here
     except ArchiveError:  # this only chooses the text of an error
         return False
 
 
-def told_end(place: Place) -> int:
-    """A flush that was there, as the newest token tells: a list that ends earlier is not whole."""
-    return _freed_by(place, _newest_token(place))
+def told_end(place: Place, tell: Callable[[ArchiveDamagedError], None] = lambda error: None) -> int:
+    """A flush that was there, as the newest token tells: a list that ends earlier is not whole. tell: called if the
+    token is damaged, which then tells nothing."""
+    return _freed_by(place, _newest_token(place), tell)
 
 
-def _freed_by(place: Place, token: int) -> int:
+def _freed_by(place: Place, token: int, tell: Callable[[ArchiveDamagedError], None] = lambda error: None) -> int:
     """The number up to which names of flushes were freed, or written by a drain that was closed. Earlier releases do
     not tell it."""
-    freed = _about_token(place, token).get("freed")
+    freed = _about_token(place, token, {}, tell).get("freed")
     return freed if type(freed) is int else 0
 
 
-def _about_token(place: Place, token: int) -> dict[str, Any]:
-    """The contents of a token; nothing if it is gone or damaged."""
+def _about_token(
+    place: Place,
+    token: int,
+    damaged: dict[str, Any],
+    tell: Callable[[ArchiveDamagedError], None] = lambda error: None,
+) -> dict[str, Any]:
+    """The contents of a token; nothing if it is gone. damaged: what is returned, after a call of `tell`, if it is
+    damaged."""
     name = f"writers/{token:06d}"
     try:
         about = opened(WRITER, name, place.get(name))
-    except (MissingObjectError, ArchiveDamagedError):
+    except MissingObjectError:
         return {}
-    return about if isinstance(about, dict) else {}
+    except ArchiveDamagedError as error:
+        tell(error)
+        return damaged
+    except ArchiveUnavailableError as error:
+        if not is_bad_sector(place, error):
+            raise
+        tell(ArchiveDamagedError(str(error)))
+        return damaged
+    return about if isinstance(about, dict) else damaged
 
 
 def _newest_token(place: Place) -> int:

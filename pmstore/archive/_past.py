@@ -69,7 +69,7 @@ def _first_other(changes: Changes, found: Sequence[tuple[Target, Row]]) -> Targe
 def _differs_in_spare_rows(changes: Changes, target: Target, row: Row) -> bool:
     """Whether a commit differs from a version in spare rows of arrays that grow only: a compacted store lacks them."""
     library = Library(Sources([target.place]))
-    entries = library.entries(target.index.chain(row.version))
+    entries = library.entries(target.index.chain(row))
     there, rest = VersionCore(library, row.version, entries), row.state - changes.state
     for key, item in entries.items():
         entry = changes.entries.get(key)

@@ -102,6 +102,11 @@ def unavailable(
     return made
 
 
+def is_bad_sector(place: Place, error: ArchiveUnavailableError) -> bool:
+    """Whether a disk can't read. Of another place, EIO tells of any failure, such as a lost connection."""
+    return place.near and error.errno == errno.EIO
+
+
 def too_large(url: str, name: str) -> ArchiveDamagedError:
     """The error for an object that has grown beyond what memory can hold: another place may have it whole."""
     return ArchiveDamagedError(f"{url}: {name!r} is damaged: it does not fit into memory")

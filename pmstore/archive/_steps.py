@@ -94,10 +94,11 @@ class Steps:
     def _stored(self) -> list[tuple[bytes, Stored]]:
         """Frames of the newest version, which the first base need not write anew."""
         target = self.targets[0]
-        if self.captured < 0:
+        row = target.index.find(self.captured)
+        if row is None:
             return []
         try:
-            entries = Library(Sources([target.place])).entries(target.index.chain(self.captured))
+            entries = Library(Sources([target.place])).entries(target.index.chain(row))
             there = target.parts()
         except ArchiveError as error:
             warnings.warn(f"{target.place.url}: {error}; all contents are written anew", ArchiveWarning, stacklevel=2)

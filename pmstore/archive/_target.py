@@ -281,18 +281,19 @@ class Target:
                 break
         self._copying.rest()
         if damaged:
-            tell(self._lost_text())
+            tell(self._lost_text(source))
         if copied:
             self.append(copied)
             self._lost = {version: error for version, error in self._lost.items() if version > self.last}
         newest = next(reversed(self._lost), None)
-        self.lost = None if newest is None else (newest, ArchiveDamagedError(self._lost_text()))
+        self.lost = None if newest is None else (newest, ArchiveDamagedError(self._lost_text(source)))
         return bool(copied)
 
-    def _lost_text(self) -> str:
+    def _lost_text(self, source: Place) -> str:
+        advice = "The" if source.near else "Move that part away, as it may have older versions, too: the"
         return (
-            f"{self.place.url} can't have {_listed(self._lost)}: {next(iter(self._lost.values()))}. If that stays so, "
-            "delete the part: the next drain writes or copies it anew"
+            f"{self.place.url} can't have {_listed(self._lost)}: {next(iter(self._lost.values()))}. {advice} next "
+            "drain writes or copies anew what the newest version needs"
         )
 
     def copy_tags(self, source: Place) -> None:

@@ -62,8 +62,13 @@ class VerifyReport(Sequence[Problem]):
         if self.ok:
             lossy = f", {self.lossy} of them with approximated arrays" if self.lossy else ""
             return f"sound: {self.versions} versions{lossy}, {self.bytes} bytes"
-        lines = [f"{p.url}: versions {', '.join(map(str, p.versions))}: {p.text}" for p in self._problems]
-        return "\n".join(lines)
+        return "\n".join(map(_line, self._problems))
+
+
+def _line(problem: Problem) -> str:
+    if not problem.versions:
+        return problem.text if problem.text.startswith(problem.url) else f"{problem.url}: {problem.text}"
+    return f"{problem.url}: versions {', '.join(map(str, problem.versions))}: {problem.text}"
 
 
 def verify(sources: Sources, progress: Callable[[int, int], object] | None) -> VerifyReport:
@@ -79,6 +84,14 @@ def verify(sources: Sources, progress: Callable[[int, int], object] | None) -> V
     return VerifyReport(problems, versions, count, lossy)
 
 
+def _lacks_before(index: Index, row: Row) -> str | None:
+    try:
+        index.before(row)
+    except ArchiveDamagedError as error:
+        return str(error)
+    return None
+
+
 class _Checked:
     """One place. Each piece is read once."""
 
@@ -92,11 +105,11 @@ class _Checked:
         alone = Sources([self._place])
         try:
             about_of(alone)
-            index = Index.read(self._place, least=told_end(self._place))
+            index = Index.read(self._place, least=told_end(self._place, self._tell))
             tags_of(alone)
             removals_of(alone)
         except _REFUSALS as error:
-            self._problems.append(Problem(self._place.url, (), str(error)))
+            self._tell(error)
             return
         library = Library(alone)
         wrong: dict[int, str] = {}
@@ -105,9 +118,7 @@ class _Checked:
             self.lossy += bool(row.lossy)
             text = self._row(library, row)
             if text is None and row.previous is not None:
-                text = wrong.get(row.previous)
-                if text is None and index.find(row.previous) is None:
-                    text = f"version {row.previous}, which it needs, is not in the index"
+                text = wrong.get(row.previous) or _lacks_before(index, row)
             if text is not None:
                 wrong[row.version] = text
             if progress is not None:
@@ -117,6 +128,9 @@ class _Checked:
             by_text.setdefault(wrong[version], []).append(version)
         self._problems.extend(Problem(self._place.url, tuple(found), text) for text, found in by_text.items())
 
+    def _tell(self, error: Exception) -> None:
+        self._problems.append(Problem(self._place.url, (), str(error)))
+
     def _still_listed(self, index: Index, versions: Collection[int]) -> list[int]:
         """Those of the versions that no drain has removed since the index was read: their parts are deleted."""
         if not versions:
@@ -124,7 +138,7 @@ class _Checked:
         try:
             index = Index.read(self._place, index)
         except _REFUSALS as error:
-            self._problems.append(Problem(self._place.url, (), str(error)))
+            self._tell(error)
         return [version for version in versions if index.find(version) is not None]
 
     def _row(self, library: Library, row: Row) -> str | None:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +18,7 @@ from pmstore.archive._objects import Buffer, MissingObjectError, ObjectExistsErr
 from pmstore.archive._retention import Keep
 from pmstore.archive._steps import Options, Steps
 
-__all__ = ["Crash", "Memory", "contents", "same", "stepping"]
+__all__ = ["Crash", "Memory", "Unreadable", "contents", "flip", "same", "stepping"]
 
 
 class Crash(BaseException):
@@ -108,6 +111,29 @@ def drained(store: pmstore.Store, path: Any) -> None:
         store.commit()
     with store.drain(path) as drain:
         drain.wait()
+
+
+def flip(path: Path, at: int) -> None:
+    """Change one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[at] ^= 1
+    path.write_bytes(data)
+
+
+class Unreadable:
+    """The module os, on a disk that can't read one byte of a file."""
+
+    def __init__(self, path: str, at: int) -> None:
+        self._path, self._at = path, at
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(os, name)
+
+    def pread(self, fd: int, count: int, at: int) -> bytes:
+        """The data; EIO instead if the byte is among them."""
+        if at <= self._at < at + count and os.readlink(f"/proc/self/fd/{fd}") == self._path:
+            raise OSError(errno.EIO, os.strerror(errno.EIO))
+        return os.pread(fd, count, at)
 
 
 def contents(mapping: Any) -> dict[str, Any]:

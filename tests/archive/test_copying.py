@@ -15,8 +15,8 @@ from pmstore.archive._archive import Archive
 from pmstore.archive._format import Directory
 from pmstore.archive._index import Index
 from pmstore.archive._sources import Sources
-from tests.archive.stepping import Memory, archived, stepping
-from tests.archive.test_lost_objects import drained, flip, largest
+from tests.archive.stepping import Memory, Unreadable, archived, flip, stepping
+from tests.archive.test_lost_objects import drained, largest
 
 pytest.importorskip("numcodecs")
 
@@ -36,21 +36,6 @@ class Counting(Memory):
 
     def size(self, name: str) -> int:
         return len(super().get(name))
-
-
-class Unreadable:
-    """The module os, on a disk that can't read one sector of a file."""
-
-    def __init__(self, path: str, at: int) -> None:
-        self._path, self._at = path, at
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(os, name)
-
-    def pread(self, fd: int, count: int, at: int) -> bytes:
-        if at <= self._at < at + count and os.readlink(f"/proc/self/fd/{fd}") == self._path:
-            raise OSError(errno.EIO, os.strerror(errno.EIO))
-        return os.pread(fd, count, at)
 
 
 def test_versions_that_share_a_part(tmp_path: Path) -> None:
@@ -150,6 +135,29 @@ def test_versions_that_are_left_out_are_told_of_in_each_mode(tmp_path: Path) -> 
         with pmstore.open(path) as store, store.drain([near, far], on_error="raise") as drain:
             assert drain.wait() == 2
     assert archive.open(far).versions() == [2]
+
+
+def test_what_is_known_of_a_damaged_part_is_read_once(tmp_path: Path) -> None:
+    """A version needs many parts that are damaged in the further place."""
+    near, far = Counting(), Counting()
+    near.near = far.near = True
+    with pmstore.open(tmp_path / "store.pm") as store:
+        with stepping(store, near, far, part_size=1 << 16) as steps:
+            steps._writing.base_after = 0
+            for number in range(12):
+                store[f"data {number}"] = os.urandom(60_000)
+                store.commit()
+                archived(steps)
+        for name, data in far.objects.items():
+            if name.startswith("parts/"):
+                far.objects[name] = data[:10] + bytes(1) + data[11:]
+        near.read = 0
+        with stepping(store, near, far) as steps:
+            store["step"] = 1
+            store.commit()
+            archived(steps)
+    assert near.read < 4 * sum(map(len, near.objects.values())), "each part, and the directories, are read a few times"
+    assert Archive(Sources([far])).verify().ok
 
 
 def test_a_bad_sector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

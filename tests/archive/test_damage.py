@@ -108,7 +108,7 @@ def test_another_place_has_what_one_lacks(made: tuple[Objects, dict[int, Any]]) 
 def test_an_older_version_is_restored_and_said(tmp_path: Path, made: tuple[Objects, dict[int, Any]]) -> None:
     objects, states = made
     found = Archive(Sources([Memory(dict(objects))]))
-    part = found._index.chain(4)[-1].directory.part
+    part = found._find(4)[1].directory.part
     place = Memory(dict(objects) | {part: objects[part][:-1] + b"x"})
     broken = Archive(Sources([place]))
     with pytest.raises(pmstore.ArchiveDamagedError):
@@ -214,7 +214,7 @@ def test_a_small_archive_that_claims_much(made: tuple[Objects, dict[int, Any]], 
 def test_directories_come_back_as_they_were(made: tuple[Objects, dict[int, Any]]) -> None:
     found = Archive(Sources([Memory(dict(made[0]))]))
     for version in found:
-        directory = found._library.directory(found._index.chain(version)[-1])
+        directory = found._library.directory(found._find(version)[1])
         assert Directory.checked("again", Directory.packed(*directory)) == directory
 
 

@@ -14,8 +14,10 @@ from pmstore import archive
 from pmstore._core import META_MAX
 from pmstore._store.lineage import entry_of
 from pmstore.archive._archive import Archive
+from pmstore.archive._index import Index
+from pmstore.archive._objects import place_of
 from pmstore.archive._sources import Sources
-from tests.archive.stepping import Memory, archived, contents, drained, same, stepping
+from tests.archive.stepping import Memory, archived, contents, drained, flip, same, stepping
 
 pytest.importorskip("numcodecs")
 
@@ -92,6 +94,58 @@ def test_places_of_two_copies_are_not_mixed(tmp_path: Path) -> None:
         with pmstore.open(restored, "r") as store:
             assert store["only here"] == 200 and store["x"][0] == 200 and store["x"][5] == 2
     assert archive.open(near)[5]["x"][0] == 101, "a place alone has all that it has"
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_a_version_whose_previous_one_only_another_copy_has(tmp_path: Path, lost: bool) -> None:
+    """An object of the list is damaged or lost, and no number is in both lists."""
+    near, far, path = tmp_path / "near", tmp_path / "far", tmp_path / "store.pm"
+    commits(path, 0, 3, [near, far])
+    assert archive.open(far).restore(tmp_path / "again.pm") == 3
+    with pmstore.open(path) as store, store.drain(near) as drain:
+        for step in range(2):
+            store["x" if step == 0 else "step"] = np.full(3000, 104.0) if step == 0 else step
+            store.commit()
+            drain.wait()
+    commits(tmp_path / "again.pm", 204, 1, far)
+    segment = next(one for one, rows in Index.read(place_of(near)).segments if any(row[0] == 4 for row in rows))
+    if lost:
+        (near / segment.name).unlink()
+    else:
+        flip(near / segment.name, -1)
+    for places in ([near, far], [far, near]):
+        with pytest.warns(pmstore.ArchiveWarning, match="its versions are not listed there"):
+            found = archive.open(places)
+        assert found.versions() == [1, 2, 3, 4, 5] and found[4]["x"][0] == 204
+        assert not found.is_whole(5)
+        with pytest.raises(pmstore.ArchiveDamagedError, match="version 5 needs version 4, which is not in it"):
+            found[5]
+
+
+def test_two_drains_of_other_exactness_at_once(tmp_path: Path) -> None:
+    """One has each commit approximated, the other one every fifth. Each version is read with what its drain wrote."""
+    from pmstore.codecs import LCDelta
+
+    exact, near = Memory(), Memory()
+    rng, states = np.random.default_rng(1), {}
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, exact) as some:
+        with stepping(store, near, codec={"w": LCDelta(rebase_every=1000)}) as each:
+            store["w"] = np.zeros(20_000)
+            some._writing.base_after, each._writing.base_after = 100, 8
+            for number in range(1, 21):
+                store["w"][:3000] += rng.standard_normal(3000)
+                store.commit()
+                archived(each)
+                if number % 5 == 0:
+                    archived(some)
+                    states[number] = store["w"].copy()
+    alone = Archive(Sources([near]))
+    for places in ([exact, near], [near, exact]):
+        found = Archive(Sources(places))
+        assert found.versions() == list(range(1, 21))
+        for version in reversed(found.versions()):
+            first = states.get(version) if places[0] is exact else None
+            assert same(found[version]["w"], alone[version]["w"] if first is None else first), version
 
 
 def test_the_same_contents_go_on(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import shutil
@@ -14,11 +15,12 @@ import pytest
 
 import pmstore
 from pmstore import archive
+from pmstore.archive import _local
 from pmstore.archive._archive import Archive
 from pmstore.archive._format import SEGMENT, opened, wrapped
 from pmstore.archive._objects import Place, place_of
 from pmstore.archive._sources import Sources
-from tests.archive.stepping import Memory, archived, stepping
+from tests.archive.stepping import Memory, Unreadable, archived, flip, stepping
 
 pytest.importorskip("numcodecs")
 
@@ -30,12 +32,6 @@ def largest(place: Path) -> Path:
 
 def cut(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
-
-
-def flip(path: Path, at: int) -> None:
-    data = bytearray(path.read_bytes())
-    data[at] ^= 1
-    path.write_bytes(data)
 
 
 def drained(path: Path, places: list[Path], name: str, value: object) -> int:
@@ -184,7 +180,7 @@ def test_a_new_place_gets_no_damage(tmp_path: Path) -> None:
     flip(largest(near), 100)
     with pytest.warns(pmstore.ArchiveWarning, match=r"new can't have versions 1 to 2: .*near: parts/.* is damaged"):
         with pmstore.open(path) as store, store.drain([near, new]) as drain:
-            with pytest.raises(pmstore.ArchiveDamagedError, match="is damaged at byte 0. If that stays so, delete the"):
+            with pytest.raises(pmstore.ArchiveDamagedError, match="is damaged at byte 0. The next drain"):
                 drain.wait()
             for step in range(3):
                 store["step"] = step
@@ -298,15 +294,18 @@ def test_a_row_that_is_lost_is_not_taken_from_another_history(tmp_path: Path) ->
 
 
 def test_a_row_that_needs_itself(tmp_path: Path) -> None:
-    """A hostile one, where two places differ."""
+    """A hostile one, which hides that of another place."""
     one = three(tmp_path / "store.pm")
     name = "index/000000000002-000000000002-000000"
     (row,) = opened(SEGMENT, name, one.objects[name])
     for previous in (2, 3, 10**18, "text", ()):
         other = Memory(dict(one.objects))
         other.put(name, wrapped(SEGMENT, name, [(*row[:2], previous, *row[3:7], row[7] ^ 1, *row[8:])]))
-        with pytest.warns(pmstore.ArchiveWarning, match="other contents of version"):
-            assert Archive(Sources([other, one])).latest == 3
+        found = Archive(Sources([other, one]))
+        assert found.latest == 3
+        for version in (2, 3):
+            with pytest.raises(pmstore.ArchiveDamagedError):
+                found[version]
 
 
 def test_a_token_of_another_drain_stays(tmp_path: Path) -> None:
@@ -328,6 +327,32 @@ def test_a_token_of_another_drain_stays(tmp_path: Path) -> None:
             store["step"] = 5
             store.commit()
             assert third.wait() == 6
+
+
+def test_a_damaged_token(tmp_path: Path) -> None:
+    """It is ours and the newest: the drain that merges its list writes it anew. Until then `verify` tells."""
+    place = tmp_path / "to"
+    with pmstore.open(tmp_path / "store.pm") as store, store.drain(place) as drain:
+        for step in range(40):
+            store["step"] = step
+            store.commit()
+            assert drain.wait() == step + 1
+            if step == 20:
+                flip(place / "writers" / "000001", -3)
+                found = archive.open(place).verify()
+                assert len(found) == 1 and found.versions == 21
+                assert "their hash" in str(found) and "versions" not in str(found)
+        assert archive.open(place).verify().ok
+
+
+def test_a_token_that_a_disk_can_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "to"
+    assert drained(tmp_path / "store.pm", [place], "step", 0) == 1
+    monkeypatch.setattr(_local, "os", Unreadable(str(place / "writers" / "000001"), 0))
+    found = archive.open(place).verify()
+    assert found.versions == 1 and str(found) == f"{place}: 'writers/000001' can't be read: {os.strerror(errno.EIO)}"
+    assert drained(tmp_path / "store.pm", [place], "step", 1) == 2
+    assert archive.open(place).verify().ok, "it has a new token"
 
 
 def test_a_foreign_file_beside_the_tokens(tmp_path: Path) -> None:

@@ -146,6 +146,18 @@ def test_a_number_that_would_overflow_is_no_member(core: Core, number: int) -> N
     assert core.get(b"s" + bytes(7) + b"\0").meta == b"0"  # type: ignore[union-attr]
 
 
+@pytest.mark.parametrize("rest", [b"", b"\0" * 3, b"\0" * 7 + b"\1" * 2])
+def test_a_key_without_a_number_is_no_member(core: Core, rest: bytes) -> None:
+    """A damaged file may have one between the members. The others do not get numbers that are not theirs."""
+    members = [value(b"%d" % i) for i in range(5)]
+    core.splice(b"s", 0, 0, members)
+    core.put(b"s" + rest, value(b"no member"))
+    with pytest.raises(pmstore.CorruptStoreError, match="a key has no place in its sequence"):
+        core.splice(b"s", 0, 1, [value(b"a"), value(b"b"), value(b"c")])
+    assert [core.get(b"s" + bytes(7) + bytes([i])) for i in range(5)] == members
+    assert core.get(b"s" + rest) == value(b"no member")
+
+
 @pytest.mark.parametrize("prefix", [b"", bytes(KEY_MAX + 1)])
 def test_the_last_of_a_prefix(core: Core, prefix: bytes) -> None:
     with pytest.raises(pmstore.InternalError, match="the prefix must have 1 to 768 bytes"):

@@ -149,6 +149,15 @@ static void *my_mmap(void *at, size_t length, int access, int flags, int fd, off
     return found;
 }
 
+/* A descriptor that is closed twice may be another one of the program by then. */
+static int my_close(int fd)
+{
+    int result = close(fd);
+    if (result) printf("closed twice: %d\n", fd);
+    return result;
+}
+
+#define close(fd) my_close(fd)
 #define ioctl(fd, request, value) my_ioctl(fd, request, value)
 #define pread(fd, to, length, at) my_pread(fd, to, length, at)
 #define madvise(at, length, how) my_madvise(at, length, how)
@@ -173,6 +182,7 @@ int main(int count, char **arguments)
         map_fd = -1;
         if (pm_tracker_open(&tracker, fd, 0)) return 1;
         printf("%s: %s\n", lies[told], pm_tracker_name(tracker.kind));
+        if (tracker.kind != PM_TRACKER_UFFD && tracker.uffd >= 0) printf("not used, and open: %d\n", tracker.uffd);
         pm_tracker_close(&tracker);
     }
     return 0;

@@ -13,13 +13,22 @@ from pmstore.archive import _index as index
 from pmstore.archive._archive import Archive
 from pmstore.archive._objects import MissingObjectError
 from pmstore.archive._sources import Sources
-from tests.archive import test_damage, test_faults, test_histories, test_lossy, test_places, test_removed, test_sweeps
+from tests.archive import (
+    test_copying,
+    test_damage,
+    test_faults,
+    test_histories,
+    test_lossy,
+    test_places,
+    test_removed,
+    test_sweeps,
+)
 from tests.archive.stepping import Memory, archived, stepping
 from tests.mutants.build import Mutant
 
-CAPTURE, INDEX, RETENTION = (f"pmstore/archive/_{name}.py" for name in ("capture", "index", "retention"))
-PAST, TARGET, VERSIONS = (f"pmstore/archive/_{name}.py" for name in ("past", "target", "versions"))
-WRITING = "pmstore/archive/_writing.py"
+CAPTURE, COPYING, INDEX = (f"pmstore/archive/_{name}.py" for name in ("capture", "copying", "index"))
+PAST, RETENTION, TARGET = (f"pmstore/archive/_{name}.py" for name in ("past", "retention", "target"))
+VERSIONS, WRITING = (f"pmstore/archive/_{name}.py" for name in ("versions", "writing"))
 
 NOTICED = [
     Mutant(
@@ -176,6 +185,30 @@ NOTICED = [
         "False",
         "a version goes, as its tag was another's before",
     ),
+    Mutant(
+        "previous-version-of-another-place",
+        "W",
+        INDEX,
+        "place._is_listed(row)",
+        "True",
+        "a version is read on top of the contents of another history",
+    ),
+    Mutant(
+        "previous-version-of-another-drain",
+        "W",
+        INDEX,
+        "writer_of(found.directory.part) == writer_of(row.directory.part)",
+        "True",
+        "a version is read on top of the contents of another history",
+    ),
+    Mutant(
+        "cut-part-of-an-object-store-whole",
+        "W",
+        COPYING,
+        "not piece.is_within(self._sizes)",
+        "False",
+        "a version counts as durable, and its part is cut",
+    ),
 ]
 MUTANTS = [mutant._replace(parts=("archives",)) for mutant in NOTICED]
 
@@ -196,7 +229,10 @@ def archives(directory: Path) -> None:
     test_places.test_places_of_copies_that_went_on_without_each_other_are_not_joined(folder("copies"))
     test_places.test_a_place_gives_nothing_up_that_the_next_one_lacks(folder("lacks"))
     two_writers(folder("writers"))
+    test_copying.test_a_part_that_was_lost_or_cut_in_a_further_object_store(folder("cut"), False, 1000)
     test_histories.test_a_compacted_copy_with_other_contents("also", folder("compacted"))
+    test_histories.test_a_version_whose_previous_one_only_another_copy_has(folder("copy"), False)
+    test_histories.test_two_drains_of_other_exactness_at_once(folder("exactness"))
     test_removed.test_a_version_that_is_tagged_while_it_goes(True, 2, folder("tagged"))
     test_removed.test_a_tag_is_read_once(folder("tags"))
     for wait in (0, 2):

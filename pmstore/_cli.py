@@ -65,8 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 128 + signal.SIGINT
     except pmstore.StoreNotFoundError as error:
         path = getattr(chosen, "store", chosen.path)  # of `archive drain`, whose first path is the archive
-        missing = "there is no such file" if not os.path.lexists(path) else str(error)
-        return _complain(f"{path}: {missing}", FAILED)
+        text = str(error)
+        if not os.path.exists(path):
+            text = "it is a link to a file that is not there" if os.path.islink(path) else "there is no such file"
+        return _complain(f"{path}: {text}", FAILED)
     except pmstore.NotAStoreError as error:  # it is a CorruptStoreError too
         return _complain(f"{chosen.path}: {error}", FAILED)
     except pmstore.CorruptStoreError as error:

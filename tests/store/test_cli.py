@@ -412,6 +412,9 @@ def test_a_group_is_called_one(example: Path, capsys: pytest.CaptureFixture[str]
 def test_a_missing_store_is_not_offered_a_mode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "none.pm"
     assert in_process(capsys, "ls", path) == (2, "", f"pmstore: {path}: there is no such file\n")
+    link = tmp_path / "link.pm"
+    link.symlink_to(path)
+    assert in_process(capsys, "ls", link) == (2, "", f"pmstore: {link}: it is a link to a file that is not there\n")
 
 
 @pytest.mark.parametrize("arguments", [[], ["frobnicate"], ["ls"], ["ls", "--no-such-option", "x"]])

@@ -30,7 +30,7 @@ from pmstore._store.new_store import Progress, refuse_taken, written_anew
 from pmstore._store.opening import path_of
 from pmstore.archive._begin import places_of
 from pmstore.archive._differences import Difference, difference
-from pmstore.archive._format import TAG, Loss, Row, tell_losses, wrapped
+from pmstore.archive._format import TAG, Loss, Piece, Row, tell_losses, wrapped
 from pmstore.archive._objects import MissingObjectError, ObjectExistsError, Place
 from pmstore.archive._retention import Keep, outside
 from pmstore.archive._sources import Sources
@@ -102,7 +102,7 @@ class Archive(Mapping[int, Version]):
         self._index = self._sources.merged(self._indexes)
         self._read_tags(stacklevel=5)
         self._own_parent: Archive | None = None
-        self._known: OrderedDict[tuple[int, int], Entries] = OrderedDict()  # entries of versions
+        self._known: OrderedDict[Piece, Entries] = OrderedDict()  # entries of versions, by their directories
 
     @property
     def url(self) -> str:
@@ -229,11 +229,11 @@ class Archive(Mapping[int, Version]):
         )
 
     def _entries(self, row: Row) -> Entries:
-        found = self._known.get(row.key)
+        found = self._known.get(row.directory)
         if found is None:
             chain = self._index.chain(row, self._known)
-            before = None if chain[0].previous is None else self._known[self._index.before(chain[0]).key]
-            found = self._known[row.key] = self._library.entries(chain, before)
+            before = None if chain[0].previous is None else self._known[self._index.before(chain[0]).directory]
+            found = self._known[row.directory] = self._library.entries(chain, before)
             while len(self._known) > 1 and (len(self._known) - 1) * len(found) > _ENTRIES:
                 self._known.popitem(last=False)
         return found

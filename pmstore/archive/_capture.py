@@ -150,6 +150,10 @@ class Seen:
         self.room = room
         self.used = 0
 
+    def emptied(self) -> Seen:
+        """The same before the first capture."""
+        return Seen(self.room, self.lossy)
+
     def finalize(self, known: dict[bytes, Known], changed: list[tuple[Bytes, Runs, Bytes]]) -> None:
         """Take these entries as those of the last version. changed: replicas, and their new bytes."""
         for replica, runs, data in changed:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import NoReturn
 
-from pmstore._errors import ArchiveDamagedError, ArchiveError, ArchiveUnavailableError
+from pmstore._errors import ArchiveDamagedError, ArchiveError
 from pmstore.archive._format import Directory, Piece, Row
 from pmstore.archive._index import Index
 from pmstore.archive._objects import MissingObjectError, Place, ShortObjectError
-from pmstore.archive._place import is_bad_sector
+from pmstore.archive._place import BadSectorError
 from pmstore.archive._sources import Sources
 from pmstore.archive._versions import Library
 
@@ -26,15 +27,16 @@ _SECTOR = 4096  # bytes that a disk reads or fails to read together
 
 def is_whole(place: Place, piece: Piece) -> bool:
     """Whether a place has a piece unharmed. Raises ArchiveUnavailableError if the place does not answer."""
+    return _of_place(place, piece) is not None
+
+
+def _of_place(place: Place, piece: Piece) -> bytes | None:
+    """The piece as a place has it; None if it is not whole there."""
     try:
         data = place.get(piece.part, piece.at, piece.length)
     except (MissingObjectError, ShortObjectError, ArchiveDamagedError):
-        return False
-    except ArchiveUnavailableError as error:
-        if is_bad_sector(place, error):
-            return False
-        raise
-    return piece.matches(data)
+        return None
+    return data if piece.matches(data) else None
 
 
 def parts_of(place: Place) -> dict[str, int]:
@@ -59,6 +61,7 @@ class Copying:
 
     def __init__(self, source: Place, target: Place, near: Index, here: Index) -> None:
         self._source, self._target = source, target
+        self.damaged: set[str] = set()  # parts of the place before
         self._copied = ""  # the part that was written last
         self._sizes = parts_of(target)
         self._last: tuple[str, bytes] = "", b""  # the part that was read last
@@ -81,7 +84,7 @@ class Copying:
         """Copies the parts of a version that are missing or damaged. Raises ArchiveDamagedError if one of them is
         damaged in the place before, too.
 
-        indexes: those of both places. The pieces that their versions have in a damaged part are to be whole.
+        indexes: those of both places. Of a damaged part, the pieces that only the further place has whole stay.
         """
         pieces = self._pieces(row)
         known: dict[str, set[Piece]] | None = None
@@ -90,7 +93,7 @@ class Copying:
                 self._put(part, needed)
             elif not all(self._is_there(piece) for piece in needed):
                 known = self._pieces_of_all(indexes) if known is None else known
-                self._put(part, known.get(part, set()).union(needed))
+                self._put(part, needed, known.get(part, set()))
         if row.previous is None:  # later versions refer to no others than a base and what follows it
             self._whole = set()
         self._whole.update(itertools.chain.from_iterable(pieces.values()))
@@ -109,7 +112,8 @@ class Copying:
             data = _of_part(piece, self._part(piece.part))
         else:
             data = self._read(piece.part, piece.at, piece.length)
-        self._refuse_damaged(piece, data)
+        if not piece.matches(data):
+            self._refuse(piece)
         return Directory.checked(f"the directory of version {row.version}", data)
 
     def _pieces_of_all(self, indexes: Iterable[Index]) -> dict[str, set[Piece]]:
@@ -132,17 +136,24 @@ class Copying:
             return piece.matches(_of_part(piece, self._last[1]))
         return is_whole(self._target, piece)
 
-    def _put(self, part: str, pieces: Iterable[Piece]) -> None:
+    def _put(self, part: str, needed: Sequence[Piece], known: Iterable[Piece] = ()) -> None:
+        """Copies a part, with the pieces that only the further place has whole."""
         data = self._part(part)
-        for piece in pieces:
-            self._refuse_damaged(piece, _of_part(piece, data))
+        for piece in {*needed, *known}:
+            if piece.matches(_of_part(piece, data)):
+                continue
+            there = _of_place(self._target, piece) if part in self._sizes else None
+            if there is not None:
+                data = data[: piece.at].ljust(piece.at, b"\0") + there + data[piece.at + piece.length :]
+            elif piece in needed:
+                self._refuse(piece)
         self._target.put(part, [data])
         self._sizes[part] = len(data)
-        self._copied = part
+        self._last, self._copied = (part, data), part
 
-    def _refuse_damaged(self, piece: Piece, data: bytes) -> None:
-        if not piece.matches(data):
-            raise ArchiveDamagedError(f"{self._source.url}: {piece.part} is damaged at byte {piece.at}")
+    def _refuse(self, piece: Piece) -> NoReturn:
+        self.damaged.add(piece.part)
+        raise ArchiveDamagedError(f"{self._source.url}: {piece.part} is damaged at byte {piece.at}")
 
     def _part(self, part: str) -> bytes:
         if self._last[0] != part:
@@ -154,11 +165,10 @@ class Copying:
         try:
             return self._source.get(part, at, count)
         except (MissingObjectError, ShortObjectError) as error:
+            self.damaged.add(part)
             raise ArchiveDamagedError(str(error)) from error
-        except ArchiveUnavailableError as error:
-            if not is_bad_sector(self._source, error):
-                raise
-        count = self._source.size(part) - at if count is None else count
+        except BadSectorError:
+            count = self._source.size(part) - at if count is None else count
         if count <= _SECTOR:
             return bytes(count)
         half = max(1, count // 2 // _SECTOR) * _SECTOR

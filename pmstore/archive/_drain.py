@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import functools
 import operator
 import os
@@ -25,6 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from pmstore._display import size_text
 from pmstore._errors import (
     ArchiveDamagedError,
+    ArchiveError,
     ArchiveUnavailableError,
     ArchiveWarning,
     ClosedStoreError,
@@ -46,6 +48,15 @@ _SHARE = 0.1  # of a processor that captures take, at most, so that the program 
 _LINGER = 0.5  # seconds that a version waits for others to share its part, at most
 _SOON, _LATER = 0.01, 0.05  # seconds between two looks for a commit: soon after one, and later
 _TURN = 0.25  # seconds between two looks for anything else
+_PATIENCE = 30.0  # seconds that captures may fail for lack of something, until `wait` and `capture` raise that
+_SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def _is_shortage(error: Exception) -> bool:
+    """Whether the process lacks memory, descriptors or space, of which there may be enough later."""
+    if isinstance(error, ArchiveError):
+        return False
+    return isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno in _SHORT)
 
 
 class Progress(NamedTuple):
@@ -148,6 +159,7 @@ class Drain:
         self._committed = -1  # the newest commit, when the file was left
         self._errors: list[BaseException | None] = [None] * (1 + len(steps.targets))  # that ended a thread
         self._ended = [False] * (1 + len(steps.targets))  # the threads that have nothing more to do
+        self._shortage: tuple[float, Exception] | None = None  # since when captures fail for lack of something
         steps.attach(self._room, trouble.note)
 
     def begin(self) -> None:
@@ -180,8 +192,9 @@ class Drain:
         """The progress of the drain. Raises ForkedStoreError."""
         self._refuse_fork()
         steps = self._steps
-        lost = [target.lost[1] for target in steps.targets if target.lost is not None]
-        error = next((one for one in (*self._errors, *lost) if one is not None), None)
+        lost = [target.lost for target in steps.targets]
+        errors = [*self._errors, *(one[1] for one in lost if one is not None)]
+        error = next((one for one in errors if one is not None), None)
         return Progress(
             committed=self._newest(),
             captured=steps.captured,
@@ -216,6 +229,8 @@ class Drain:
             The drain has ended with an error.
         StaleSnapshotError
             The store is open for reading, and another one has taken its place, as after `compact`.
+        OutOfMemoryError, OutOfSpaceError, StoreIOError
+            The process has lacked memory, space or descriptors for 30 s. The drain tries again.
         """
         self._refuse_fork()
         limit = time.monotonic() + seconds(timeout)
@@ -259,6 +274,8 @@ class Drain:
             The time was not enough, or the drain is closed.
         ArchiveError
             The drain has ended with an error.
+        OutOfMemoryError, OutOfSpaceError, StoreIOError
+            The process has lacked memory, space or descriptors for 30 s. The drain tries again.
         """
         self._refuse_fork()
         limit = time.monotonic() + seconds(timeout)
@@ -312,7 +329,7 @@ class Drain:
         store = self._store()
         if store is not None and self in store._drains:
             store._drains.remove(self)
-        last = self._newest() if any(self._errors) else self._steps.captured
+        last = self._newest() if any(self._errors) or not self._ended[0] else self._steps.captured
         if any(target.last < last for target in self._steps.targets):
             error = next((one for one in self._errors if one is not None), None)
             if isinstance(error, SupersededError):
@@ -344,15 +361,18 @@ class Drain:
         return "; ".join(lacking) + (f": {self._trouble.now}" if self._trouble.now else "")
 
     def _raise(self) -> None:
-        for error in self._errors:
+        shortage = self._shortage
+        lasting = shortage[1] if shortage is not None and time.monotonic() > shortage[0] + _PATIENCE else None
+        for error in (*self._errors, lasting):
             if error is not None:
                 raise type(error)(*error.args) from error
 
     def _raise_lost(self, wanted: int) -> None:
         """Raise ArchiveDamagedError if a place can't have a version, nor a newer one: the place before has damage."""
         for target in self._steps.targets:
-            if target.last < wanted and target.lost is not None and target.lost[0] >= wanted:
-                raise ArchiveDamagedError(*target.lost[1].args) from target.lost[1]
+            lost = target.lost  # a thread may change it
+            if lost is not None and target.last < wanted <= lost[0]:
+                raise ArchiveDamagedError(*lost[1].args) from lost[1]
 
     def _refuse_replaced(self) -> None:
         """Raise StaleSnapshotError if commits come to another file, which has taken the place of this one."""
@@ -396,9 +416,9 @@ class Drain:
         """Only this thread captures, so that no interrupt comes in between, and no caller waits for room."""
         try:
             self._capture_each()
-            if not self._ended[1]:
-                with self._capturing:
-                    self._steps.capture()
+            while not self._ended[1] and not self._capture():
+                with self._changed:
+                    self._changed.wait(_TURN)
             self._refuse_replaced()
         finally:
             if not self._ended[1]:  # versions in memory are archived, also if a later capture fails
@@ -423,15 +443,16 @@ class Drain:
             due = steps.captured + 1 if urgent > steps.captured else max(1, steps.captured + self._options.every)
             # While the queue is full, no capture begins; the next one takes the commits together.
             if (now >= rest or urgent >= 0) and not steps.crowded and newest(steps.fd) >= due:
-                with self._capturing:
-                    encoded = encoded if steps.encoded else now
-                    used = time.thread_time()
-                    with contextlib.suppress(StaleSnapshotError):  # this commit has no version (I23)
-                        steps.capture()
-                    if urgent >= 0:
-                        self._tell()
-                    found = time.monotonic()
-                    rest = found + (time.thread_time() - used) * (1 / _SHARE - 1)
+                encoded = encoded if steps.encoded else now
+                used = time.thread_time()
+                with contextlib.suppress(StaleSnapshotError):  # this commit has no version (I23)
+                    self._capture()
+                if urgent >= 0:
+                    self._tell()
+                found = time.monotonic()
+                rest = found + (time.thread_time() - used) * (1 / _SHARE - 1)
+                if self._shortage is not None:
+                    rest = max(rest, found + _TURN)
             lingers = asked < 0 and (self._options.mtbf is not None or time.monotonic() < encoded + _LINGER)
             if steps.jobs:  # while a flush is being written, versions join the next
                 self._tell()
@@ -440,6 +461,23 @@ class Drain:
             with self._changed:
                 if not self._closing and self._wanted < 0 and self._asked < 0:
                     self._changed.wait(_SOON if now < found + 1 else _LATER)
+
+    def _capture(self) -> bool:
+        """Captures the newest commit. False if the process lacks something for it: a later call tries again."""
+        try:
+            with self._capturing:
+                self._steps.capture()
+        except Exception as error:
+            if not _is_shortage(error) or self._trouble.stop.is_set():
+                raise
+            if self._shortage is None:
+                self._shortage = time.monotonic(), error
+                self._trouble.tell(error)
+            return False
+        if self._shortage is not None:
+            begun, self._shortage = self._shortage[0], None
+            self._trouble.tell(RecoveredError("the drain", time.monotonic() - begun))
+        return True
 
     def _flush(self) -> None:
         with self._capturing:

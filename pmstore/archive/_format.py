@@ -347,11 +347,6 @@ class Row(NamedTuple):
     kept: bool = True
 
     @property
-    def key(self) -> tuple[int, int]:
-        """The version and its state: in another place, its number may be that of other contents."""
-        return self.version, self.state
-
-    @property
     def noted(self) -> CommitNote:
         """The note of the commit."""
         try:

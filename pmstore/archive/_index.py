@@ -29,9 +29,8 @@ from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, TypeVar
 
 from pmstore._errors import MALFORMED, ArchiveConflictError, ArchiveDamagedError, ArchiveError, ArchiveUnavailableError
-from pmstore.archive._format import SEGMENT, WRITER, Row, Segment, opened, wrapped, writer_of
+from pmstore.archive._format import SEGMENT, WRITER, Piece, Row, Segment, opened, wrapped, writer_of
 from pmstore.archive._objects import MissingObjectError, ObjectExistsError, Place
-from pmstore.archive._place import is_bad_sector
 
 __all__ = ["Index", "IndexWriter", "SupersededError", "told_end"]
 
@@ -126,9 +125,9 @@ class Index:
         """The index of several places, and the first version of which they have other contents, although none of them
         approximates it (I27): two copies of a store went on without each other.
 
-        The row of a version is that of the first place that keeps the version for itself, or else that of the first
-        place. Of two copies, the one that has gone further comes first. Objects of two places differ, although they
-        have the same names: each place has flushes of its own.
+        The row of a version is that of the first place that keeps the version for itself and has all that it needs, or
+        else that of the first place. Of two copies, the one that has gone further comes first. Objects of two places
+        differ, although they have the same names: each place has flushes of its own.
         """
         if len(indexes) == 1:
             return indexes[0], None
@@ -191,9 +190,10 @@ class Index:
         places = self._places or (self,)
         for place in places:
             if place._is_listed(row):
-                found = place.find(row.previous)
-                if found is not None:
-                    return found
+                with contextlib.suppress(ArchiveDamagedError):  # another place may have it
+                    found = place.find(row.previous)
+                    if found is not None:
+                        return found
         for place in places:
             found = place.find(row.previous)
             if found is not None and writer_of(found.directory.part) == writer_of(row.directory.part):
@@ -202,6 +202,18 @@ class Index:
             f"the archive is damaged: version {row.version} needs version {row.previous}, which is not in it"
         )
 
+    def _lacking(self) -> set[int]:
+        """The versions that need one that is not listed."""
+        lacking: set[int] = set()
+        listed = set(self.versions)
+        for row in self._rows[: self._count]:  # what a version needs is older
+            previous = row[_PREVIOUS] if len(row) == _FIELDS else row[0]
+            if previous is None:
+                continue
+            if type(previous) is not int or previous >= row[0] or previous in lacking or previous not in listed:
+                lacking.add(row[0])
+        return lacking
+
     def _is_listed(self, row: Row) -> bool:
         at = self.behind(row.version) - 1
         if at < 0 or self._versions[at] != row.version:
@@ -209,13 +221,13 @@ class Index:
         there = self._rows[at]
         return len(there) == _FIELDS and there[_DIRECTORY] == tuple(row.directory)
 
-    def chain(self, row: Row, known: Container[tuple[int, int]] = ()) -> list[Row]:
-        """A version and those that its contents need, the base first. known: keys of versions that are left out, with
-        those that they need. Raises ArchiveDamagedError."""
+    def chain(self, row: Row, known: Container[Piece] = ()) -> list[Row]:
+        """A version and those that its contents need, the base first. known: directories of versions that are left out,
+        with those that they need. Raises ArchiveDamagedError."""
         rows = [row]
         while row.previous is not None:
             row = self.before(row)
-            if row.key in known:
+            if row.directory in known:
                 break
             rows.append(row)
         return rows[::-1]
@@ -225,13 +237,17 @@ def _stacked(indexes: Sequence[Index]) -> tuple[dict[int, Any], int | None]:
     """The rows of all versions, those of the first index on top; and the first version whose contents differ, although
     nobody approximates it."""
     rows: dict[int, Any] = {}
+    ranks: dict[int, tuple[bool, bool]] = {}
     parted: int | None = None
-    for row in (row for index in reversed(indexes) for row in index._rows[: index._count]):
-        there = rows.get(row[0])
-        if there is None or row[-1] is True or there[-1] is not True:
-            rows[row[0]] = row
-        if there is not None and _is_exact(there) and _is_exact(row) and there[_STATE] != row[_STATE]:
-            parted = row[0] if parted is None else min(parted, row[0])
+    for index in reversed(indexes):
+        lacking = index._lacking()
+        for row in index._rows[: index._count]:
+            version, there = row[0], rows.get(row[0])
+            rank = row[-1] is True, version not in lacking
+            if there is None or rank >= ranks[version]:
+                rows[version], ranks[version] = row, rank
+            if there is not None and _is_exact(there) and _is_exact(row) and there[_STATE] != row[_STATE]:
+                parted = version if parted is None else min(parted, version)
     return rows, parted
 
 
@@ -254,7 +270,7 @@ def _read(place: Place, segment: Segment, tell: Callable[[ArchiveDamagedError], 
         return []
 
 
-_DIRECTORY, _STATE, _LOSSY, _FIELDS = 6, 7, 9, len(Row._fields)  # of a row as it is packed
+_PREVIOUS, _DIRECTORY, _STATE, _LOSSY, _FIELDS = 2, 6, 7, 9, len(Row._fields)  # of a row as it is packed
 
 
 class SupersededError(ArchiveConflictError):
@@ -283,6 +299,11 @@ class IndexWriter:
         self._merge()
         return changed
 
+    def _delete(self, names: Iterable[str]) -> None:
+        """Deletes objects that nothing needs. If the place refuses that, they stay."""
+        with contextlib.suppress(ArchiveUnavailableError):
+            self._place.once.delete(names)
+
     def _newer_token(self) -> int:
         for _ in range(_ATTEMPTS):
             newest = _newest_token(self._place)
@@ -297,7 +318,7 @@ class IndexWriter:
             if late > self._freed:
                 self._freed = late
                 self._place.put(*self._told(newest + 1, late))
-            self._place.delete(f"writers/{old:06d}" for old in range(max(1, newest - 7), newest + 1))
+            self._delete(f"writers/{old:06d}" for old in range(max(1, newest - 7), newest + 1))
             return newest + 1
         raise ArchiveConflictError(f"too many processes begin to write {self._place.url} at once")
 
@@ -416,7 +437,7 @@ class IndexWriter:
             if old[-1].last > self._freed:
                 self._tell_end(self._place, old[-1].last)
                 self.require_newest()  # or else the newer writer may not have read it
-            self._place.delete(segment.name for segment in old)
+            self._delete(segment.name for segment in old)
 
     def _created(self, wanted: Segment, rows: list[Any]) -> Segment:
         """Writes an object of the index. If a writer that has ended has left one of this name, the next generation."""
@@ -483,11 +504,6 @@ def _about_token(
         return {}
     except ArchiveDamagedError as error:
         tell(error)
-        return damaged
-    except ArchiveUnavailableError as error:
-        if not is_bad_sector(place, error):
-            raise
-        tell(ArchiveDamagedError(str(error)))
         return damaged
     return about if isinstance(about, dict) else damaged
 

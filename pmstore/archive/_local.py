@@ -9,11 +9,12 @@ import secrets
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 
-from pmstore._errors import ArchiveUnavailableError
+from pmstore._errors import ArchiveError
 from pmstore._store.held import flock_now, sweep
 from pmstore.archive._place import (
     NAME,
     TEMPORARY,
+    BadSectorError,
     Buffer,
     MissingObjectError,
     ObjectExistsError,
@@ -182,9 +183,9 @@ class LocalPlace(Place):
         except OSError as error:
             raise self._refusal(name, doing, error) from error
 
-    def _refusal(self, name: str, doing: str, error: OSError) -> ArchiveUnavailableError:
-        bad_sector = doing == "read" and error.errno == errno.EIO  # it stays bad
-        return unavailable(self.url, name, doing, error, transient=False if bad_sector else None)
+    def _refusal(self, name: str, doing: str, error: OSError) -> ArchiveError:
+        made = unavailable(self.url, name, doing, error)
+        return BadSectorError(str(made)) if doing == "read" and error.errno == errno.EIO else made
 
     def _open(self, name: str) -> tuple[int, int]:
         """A descriptor to read an object, and its bytes."""

@@ -35,6 +35,13 @@ _PERMANENT_NAMES = {
     "ProfileNotFound",
     "RefreshError",
 }
+_PASSING_CODES = {
+    "ExpiredToken",
+    "ExpiredTokenException",
+    "RequestExpired",
+    "RequestTimeTooSkewed",
+    "TokenRefreshRequired",
+}
 
 
 class ObjectError(Exception):
@@ -75,6 +82,16 @@ class ShortObjectError(ObjectError):
     text = "is shorter than it should be"
 
 
+def _passes(error: BaseException | None) -> bool:
+    """Whether a refusal by S3 passes: the clock of this machine is set right, or the credentials are renewed."""
+    while error is not None:
+        response = getattr(error, "response", None)
+        if isinstance(response, dict) and isinstance(response.get("Error"), dict):
+            return response["Error"].get("Code") in _PASSING_CODES
+        error = error.__cause__
+    return False
+
+
 @functools.lru_cache(maxsize=4096)
 def checked(name: str) -> str:
     """The name of an object or a folder. Raises ValueError if it breaks the rules of this module's first lines."""
@@ -97,14 +114,13 @@ def unavailable(
     made = ArchiveUnavailableError(code, f"{url}: {repr(name) + ' ' if name else ''}can't be {doing}: {reason}")
     if transient is None:
         named = {kind.__name__ for kind in type(error).__mro__} & _PERMANENT_NAMES
-        transient = code not in _PERMANENT and not named and not isinstance(error, ValueError)
+        transient = (code not in _PERMANENT and not named and not isinstance(error, ValueError)) or _passes(error)
     made.transient = transient
     return made
 
 
-def is_bad_sector(place: Place, error: ArchiveUnavailableError) -> bool:
-    """Whether a disk can't read. Of another place, EIO tells of any failure, such as a lost connection."""
-    return place.near and error.errno == errno.EIO
+class BadSectorError(ArchiveDamagedError):
+    """A disk can't read bytes of an object. They stay lost."""
 
 
 def too_large(url: str, name: str) -> ArchiveDamagedError:

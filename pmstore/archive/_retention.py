@@ -82,9 +82,12 @@ def leaving(index: Index, keep: Keep, tagged: Collection[int], now: float, until
     return going if len(going) * 16 >= len(kept) else set()  # in one go, so that each version costs little
 
 
-def forget(writer: IndexWriter, place: Place, going: set[int], tagged: Callable[[], Iterable[int]]) -> None:
+def forget(
+    writer: IndexWriter, place: Place, going: set[int], tagged: Callable[[], Iterable[int]], unneeded: set[str]
+) -> None:
     """Remove versions from the list, and delete the parts that no other version needs. None of them had a tag before
-    this call; tagged: reads which ones have one now.
+    this call; tagged: reads which ones have one now. unneeded: parts that an earlier call could not delete; it gets
+    those of this call if it raises ArchiveUnavailableError.
 
     `Archive.tag` makes the tag, and then looks whether the version is still listed::
 
@@ -108,7 +111,9 @@ def forget(writer: IndexWriter, place: Place, going: set[int], tagged: Callable[
         writer.change(_without(before, going - late), before)
     there = {part for row in before.rows() for part in row.parts}
     writer.require_newest()
-    place.delete(sorted(there - {part for row in writer.index.rows() for part in row.parts}))
+    unneeded.update(there - {part for row in writer.index.rows() for part in row.parts})
+    place.once.delete(sorted(unneeded))
+    unneeded.clear()
 
 
 def _without(index: Index, going: set[int]) -> Callable[[Row], Row | None]:

@@ -152,13 +152,25 @@ class Steps:
         def write(changes: Any) -> Any:
             return self._writing.version(changes) if changes.sequence > self.captured else None
 
-        row = capture(self.reader, self._seen, write)
+        try:
+            row = capture(self.reader, self._seen, write)
+        except BaseException:
+            self._catch_up()
+            raise
         if row is None:
             return False
         self.captured = row.version
         if self._writing.waiting >= self.options.part_size or len(self._writing.rows) >= self._tuned(row):
             self._writing.flush()
         return True
+
+    def _catch_up(self) -> None:
+        """The next version is a base if a capture failed after its version was encoded."""
+        last = self._writing.last
+        if last is not None and last > self.captured:
+            self.captured = last
+            self._seen = self._seen.emptied()
+            self._writing.restart()
 
     def _tuned(self, row: Row) -> float:
         """The versions that share a part, at most. It also sets when the next base comes."""
@@ -196,8 +208,11 @@ class Steps:
 
     def copy(self, number: int) -> bool:
         """Brings a further place up to the one before. False if it is."""
-        near = self.targets[number - 1]
-        if not self.targets[number].copy(near.index, near.place, self._tell):
+        near, target = self.targets[number - 1], self.targets[number]
+        copied = target.copy(near.index, near.place, self._tell)
+        if number == 1:
+            self._writing.distrust(target.damaged)
+        if not copied:
             return False
         self.copy_tags(number)
         self._retain(number)
@@ -226,11 +241,11 @@ class Steps:
             self._seen = Seen(0)
 
     def _retain(self, number: int) -> None:
-        """Removes versions. If that fails, they stay, and the next call tries again."""
+        """Removes versions. If that fails, they or their parts stay, and a later call tries again."""
         try:
             self.targets[number].retain(self.options.keep, min(target.last for target in self.targets[number:]))
         except (ArchiveDamagedError, ArchiveUnavailableError) as error:
-            if self.options.raises:
+            if self.options.raises and isinstance(error, ArchiveDamagedError):
                 raise
             if not self._told:
                 self._told = True

@@ -158,13 +158,14 @@ class Target:
         self._look()
         self._writer = IndexWriter(place)
         self._copying: Copying | None = None  # of parts from the place before
-        self._lost: dict[int, ArchiveDamagedError] = {}  # versions there that can't be copied, as parts are damaged
+        self._lost: dict[int, str] = {}  # versions there that can't be copied, and the damage
         self.lost: tuple[int, ArchiveDamagedError] | None = None  # the newest version there, if it is one of them
         self._tags: set[str] = set()  # names of tags that need not be copied any more
         self._tagged: dict[str, int] = {}  # tags and their versions, when versions were removed last,
         self._removals_here: list[str] = []  # and the removals of tags then
         self._removals: set[str] = set()  # of tags, that count here no more
         self._swept = False
+        self._unneeded: set[str] = set()  # parts that could not be deleted
 
     def _look(self) -> None:
         """Raise ArchiveConflictError if the place has the archive of another store, or aggregates."""
@@ -249,7 +250,7 @@ class Target:
             if not set(self._read_tagged()) <= set(self.index.versions):
                 return  # an older writer may be about to list a tagged version again (`forget`)
             self._writer.require_newest()
-            self.place.delete(gone)
+            self.place.once.delete(gone)
 
     def parts(self) -> dict[str, int]:
         """The parts that are in the place, with the number of bytes of each."""
@@ -262,7 +263,7 @@ class Target:
         if self._copying is None:
             self._copying = Copying(source, self.place, near, self.index)
         copied: list[Row] = []
-        damaged: list[int] = []
+        damaged, before = False, len(self._lost)
         begin = max(self.last, next(reversed(self._lost), -1))
         for row in near.rows(near.behind(begin)):
             error = None if row.previous is None else self._lost.get(row.previous)
@@ -273,28 +274,33 @@ class Target:
                     self._copying.take(row, (near, self.index))
                     copied.append(row)
                 except ArchiveDamagedError as found:
-                    error = found
-                    damaged.append(row.version)
+                    error = str(found)
+                    damaged = True
             if error is not None:
                 self._lost[row.version] = error
             if len(copied) == _TOGETHER:
                 break
         self._copying.rest()
         if damaged:
-            tell(self._lost_text(source))
+            tell(self._lost_text())
         if copied:
             self.append(copied)
             self._lost = {version: error for version, error in self._lost.items() if version > self.last}
-        newest = next(reversed(self._lost), None)
-        self.lost = None if newest is None else (newest, ArchiveDamagedError(self._lost_text(source)))
+        if copied or len(self._lost) > before:
+            newest = next(reversed(self._lost), None)
+            self.lost = None if newest is None else (newest, ArchiveDamagedError(self._lost_text()))
         return bool(copied)
 
-    def _lost_text(self, source: Place) -> str:
-        advice = "The" if source.near else "Move that part away, as it may have older versions, too: the"
+    def _lost_text(self) -> str:
         return (
-            f"{self.place.url} can't have {_listed(self._lost)}: {next(iter(self._lost.values()))}. {advice} next "
-            "drain writes or copies anew what the newest version needs"
+            f"{self.place.url} can't have {_listed(self._lost)}: {next(iter(self._lost.values()))}. The next base, or "
+            "the next drain, has anew what the store still has"
         )
+
+    @property
+    def damaged(self) -> set[str]:
+        """Parts of the place before that were found damaged."""
+        return set() if self._copying is None else self._copying.damaged
 
     def copy_tags(self, source: Place) -> None:
         """Copies tags of versions that are here from another place, but for damaged ones, and removals of tags. A tag
@@ -331,9 +337,13 @@ class Target:
                 continue
             except MissingObjectError:
                 pass
-            with contextlib.suppress(MissingObjectError, ArchiveDamagedError):
+            try:
                 if tag_of(Sources([self.place]), name) == version:
-                    self.place.delete([f"tags/{name}"])
+                    self.place.once.delete([f"tags/{name}"])
+            except ArchiveUnavailableError:
+                continue  # the next versions try again
+            except (MissingObjectError, ArchiveDamagedError):
+                pass
             self._tags.discard(name)
             _put_removal(self.place, removal)
             self._removals.add(removal)
@@ -368,7 +378,11 @@ class Target:
 
     def _forget(self, going: set[int]) -> None:
         try:
-            forget(self._writer, self.place, going, self._read_tagged)
+            forget(self._writer, self.place, going, self._read_tagged, self._unneeded)
+        except ArchiveUnavailableError as error:
+            if not error.transient:
+                self._unneeded.clear()  # the next drain tries again
+            raise
         finally:
             if self._copying is not None:
                 self._copying.look()

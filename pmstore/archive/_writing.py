@@ -100,6 +100,8 @@ class Writing:
         self._is_whole = is_whole
         self._have: dict[tuple[bytes, Any, int], Stored] = {}  # frames of the version that is being encoded
         self._whole: dict[bytes, tuple[Stored, ...]] = {}  # frames that have all of an entry's contents by themselves
+        self._distrusted: frozenset[str] = frozenset()  # parts that the next version must not refer to,
+        self._avoided: frozenset[str] = frozenset()  # and those that the last base does not
         self._entries: dict[bytes, Entry] | None = None  # of the last version that was encoded
         self._since = 0  # differentials since the last base,
         self._since_bytes = 0  # their bytes,
@@ -107,6 +109,19 @@ class Writing:
         self._whole_bytes: dict[bytes, int] = {}  # of contents, when they were last written as a whole
         self._changed: set[bytes] = set()  # entries whose contents the last version changed
         self._poor = self._bases = 0  # bases that the last differential led to; of these, those that are still to come
+
+    @property
+    def last(self) -> int | None:
+        """The last version that was encoded, or the newest one before it."""
+        return self._previous
+
+    def distrust(self, parts: Iterable[str]) -> None:
+        """Parts are damaged: the next version is a base that does not refer to them. Another thread may call this."""
+        self._distrusted = self._distrusted.union(parts) - self._avoided
+
+    def restart(self) -> None:
+        """The next version is a base, with contents that are written anew."""
+        self._entries, self._whole = None, {}
 
     @property
     def base_bytes(self) -> int:
@@ -127,11 +142,16 @@ class Writing:
 
     def version(self, changes: Changes) -> Row:
         """Encode a version. After an exception it is as if it had not been called, but for bytes of parts."""
-        as_base = self._base_is_due()
+        bad = self._distrusted
+        as_base = bool(bad) or self._base_is_due()
         begun = self._written + self._length
         entries = changes.entries
         before: dict[bytes, Entry] = {} if as_base else (self._entries or {})
-        whole = {key: found for key, found in self._whole.items() if key in entries and key not in changes.changed}
+        whole = {
+            key: found
+            for key, found in self._whole.items()
+            if key in entries and key not in changes.changed and bad.isdisjoint(one.piece.part for one, _ in found)
+        }
         frames = {} if as_base else self._approximated(changes)  # of this version's directory
         for key, entry in entries.items():
             if not entry.offset or key in frames:
@@ -156,6 +176,8 @@ class Writing:
         }
         row = self._row(changes, items, tuple(key for key in before if key not in entries), as_base, begun)
         self._finalize(row, changes, whole)
+        self._avoided |= bad  # before the other one: another thread may look
+        self._distrusted -= bad
         return row
 
     def _row(
@@ -332,7 +354,7 @@ class Writing:
         checksum = hash64(data.data)
         name = key, runs, checksum
         stored = self._stored.pop(name, None)
-        if stored is not None and self._is_whole(stored[0].piece):
+        if stored is not None and stored[0].piece.part not in self._distrusted and self._is_whole(stored[0].piece):
             self._have[name] = stored
         if name in self._have:
             return self._have[name]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -75,8 +77,8 @@ def test_a_damaged_part_of_a_further_folder_is_copied_again(tmp_path: Path) -> N
     assert archive.open([first, middle, last]).verify().ok and archive.open(last)[1]["data"] == data
 
 
-def test_a_part_takes_the_place_of_another_one_only_if_it_is_whole(tmp_path: Path) -> None:
-    """Each place has lost the contents of an array. The next version needs only the one that both have."""
+def test_a_part_that_takes_the_place_of_another_one_has_what_only_that_has(tmp_path: Path) -> None:
+    """Each place has lost the contents of an array. The next version needs only what is whole in the place before."""
     near, far = Memory(), Memory()
     near.near = far.near = True
     with pmstore.open(tmp_path / "store.pm") as store:
@@ -96,13 +98,57 @@ def test_a_part_takes_the_place_of_another_one_only_if_it_is_whole(tmp_path: Pat
         far.objects[part] = bytes(10) + whole[10:]
         del store["b" if second.endswith(b"b") else "a"]
         store.commit()
-        with pytest.raises(pmstore.ArchiveDamagedError, match=DAMAGED), stepping(store, near, far) as steps:
-            archived(steps)
-        assert far.objects[part] == bytes(10) + whole[10:], "what only this place has is gone"
-        near.objects[part] = whole
         with stepping(store, near, far) as steps:
             archived(steps)
+        assert far.objects[part] == whole
     assert Archive(Sources([far])).verify().ok and Archive(Sources([far])).versions() == [1, 2]
+
+
+def test_a_cut_part_of_which_nothing_else_is_whole(tmp_path: Path) -> None:
+    """The further place has nothing to lose, and the next version needs only what is whole in the place before."""
+    near, far = Memory(), Memory()
+    near.near = far.near = True
+    with pmstore.open(tmp_path / "store.pm") as store:
+        with stepping(store, near, far) as steps:
+            store["a"], store["b"] = os.urandom(50_000), os.urandom(50_000)
+            store.commit()
+            archived(steps)
+        part = max((name for name in near.objects if name.startswith("parts/")), key=near.size)
+        at = near.objects[part].index(bytes(store["a"])[:40])
+        near.objects[part] = near.objects[part][:at] + bytes(40) + near.objects[part][at + 40 :]
+        far.objects[part] = far.objects[part][:10]
+        del store["a"]
+        store.commit()
+        with stepping(store, near, far) as steps:
+            archived(steps)
+        assert Archive(Sources([far]))[2]["b"] == store["b"]
+
+
+def test_a_drain_writes_anew_what_copying_finds_damaged(tmp_path: Path) -> None:
+    """A part of an array that never changes is altered while the further place is away. Each later version needs it."""
+    near, far, told = Memory(), Memory(), []
+    far.near = True  # the first place is an object store: the drain does not read it
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, near, far, keep=2) as steps:
+        steps.attach(lambda: None, told.append)
+        steps._writing.base_after = 0
+        data = store["data"] = os.urandom(100_000)
+        for step in range(6):
+            store["step"] = os.urandom(30_000)
+            store.commit()
+            steps.capture()
+            steps.flush()
+            while steps.write():
+                pass
+            if step == 0:
+                part = max((name for name in near.objects if name.startswith("parts/")), key=near.size)
+                at = near.objects[part].index(data[:40])
+                near.objects[part] = near.objects[part][:at] + bytes(40) + near.objects[part][at + 40 :]
+            while steps.copy(1):
+                pass
+        assert len(told) == 1 and f"can't have version 1: memory: {part} is damaged" in told[0]
+        found = Archive(Sources([far]))
+        assert found.latest == 6 and found[6]["data"] == data and found.verify().ok
+        assert len(near.list("parts")) <= 4, "the first place waits for the further one no more"
 
 
 def test_bases_do_not_read_what_was_copied_again(tmp_path: Path) -> None:
@@ -135,6 +181,66 @@ def test_versions_that_are_left_out_are_told_of_in_each_mode(tmp_path: Path) -> 
         with pmstore.open(path) as store, store.drain([near, far], on_error="raise") as drain:
             assert drain.wait() == 2
     assert archive.open(far).versions() == [2]
+
+
+class Copies(Memory):
+    """A place that returns other bytes each time, as a disk does."""
+
+    def get(self, name: str, at: int = 0, count: int | None = None) -> bytes:
+        return bytes(bytearray(super().get(name, at, count)))
+
+
+def test_versions_that_are_lost_keep_no_part_in_memory(tmp_path: Path) -> None:
+    near, far = Copies(), Memory()
+    near.near = True
+    with pmstore.open(tmp_path / "store.pm") as store:
+        with stepping(store, near) as steps:
+            steps._writing.base_after = 0
+            for _ in range(10):
+                store["data"] = os.urandom(500_000)
+                store.commit()
+                archived(steps)
+        for name, data in near.objects.items():
+            if name.startswith("parts/"):
+                near.objects[name] = data[:50] + bytes([data[50] ^ 1]) + data[51:]
+        with stepping(store, near, far) as steps:
+            tracemalloc.start()
+            try:
+                before = tracemalloc.get_traced_memory()[0]
+                assert not steps.copy(1)
+                gc.collect()
+                assert tracemalloc.get_traced_memory()[0] < before + 250_000
+            finally:
+                tracemalloc.stop()
+            lost = steps.targets[1].lost
+            assert lost is not None and lost[0] == 10 and "can't have versions 1 to 10" in str(lost[1])
+
+
+@pytest.mark.parametrize("unreadable", [False, True])
+def test_a_damaged_tag_in_the_place_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unreadable: bool) -> None:
+    path, near, far = tmp_path / "store.pm", tmp_path / "near", tmp_path / "far"
+    drained(path, [near], "step", 0)
+    archive.open(near).tag("best", 1)
+    if unreadable:
+        monkeypatch.setattr(_local, "os", Unreadable(str(near / "tags" / "best"), 0))
+    else:
+        flip(near / "tags" / "best", -1)
+    assert drained(path, [near, far], "step", 1) == 2
+    assert archive.open(far).versions() == [1, 2]
+    with pytest.warns(pmstore.ArchiveWarning, match="tag"):
+        assert archive.open(near).tags == {}
+    archive.open(near).untag("best")
+
+
+def test_an_object_of_the_index_that_a_disk_can_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = tmp_path / "to"
+    for step in range(4):
+        drained(tmp_path / "store.pm", [place], "step", step)
+    name = sorted((place / "index").iterdir())[3]
+    monkeypatch.setattr(_local, "os", Unreadable(str(name), 0))
+    with pytest.warns(pmstore.ArchiveWarning, match=f"'index/{name.name}' can't be read: .*not listed there"):
+        assert archive.open(place).versions() == [1, 2, 3]
+    assert f"'index/{name.name}' can't be read" in str(archive.open(place).verify())
 
 
 def test_what_is_known_of_a_damaged_part_is_read_once(tmp_path: Path) -> None:

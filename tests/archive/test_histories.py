@@ -148,6 +148,53 @@ def test_two_drains_of_other_exactness_at_once(tmp_path: Path) -> None:
             assert same(found[version]["w"], alone[version]["w"] if first is None else first), version
 
 
+@pytest.mark.parametrize("lossy", [False, True])
+def test_a_list_with_a_damaged_object_does_not_hide_versions_of_another_drain(tmp_path: Path, lossy: bool) -> None:
+    """Two drains write the same commits to two places. The first place lists versions that need one it has lost."""
+    from pmstore.codecs import LCDelta
+
+    first, second = tmp_path / "first", tmp_path / "second"
+    with pmstore.open(tmp_path / "store.pm") as store:
+        store["x"] = np.random.default_rng(0).standard_normal(5000)
+        with store.drain(first) as one, store.drain(second, codec={"x": LCDelta()} if lossy else "zstd") as other:
+            for step in range(8):
+                store["x"][step * 10] = store["step"] = step
+                store.commit()
+                one.wait()
+                other.wait()
+    flip(sorted((first / "index").iterdir())[3], -1)
+    alone = archive.open(second)
+    for places in ([first, second], [second, first]):
+        with pytest.warns(pmstore.ArchiveWarning, match="its versions are not listed there"):
+            found = archive.open(places)
+            assert found.restore(tmp_path / f"{places[0].name}.pm") == 8
+        for version in range(1, 9):
+            assert found[version]["step"] == version - 1
+            if places[0] == second or version > 4:
+                assert same(found[version]["x"], alone[version]["x"])
+
+
+def test_a_version_of_another_drain_is_not_taken_for_one_that_was_read(tmp_path: Path) -> None:
+    """The first place has version 5 with damaged contents, the second one has it whole, and alone has version 6."""
+    first, second = Memory(), Memory()
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, second) as longer:
+        store["x"] = np.random.default_rng(0).standard_normal(5000)
+        with stepping(store, first) as shorter:
+            for step in range(6):
+                store["x"][step * 10] = step
+                store.commit()
+                archived(longer)
+                if step < 5:
+                    archived(shorter)
+    row = Index.read(first).find(5)
+    assert row is not None
+    data = first.objects[row.directory.part]
+    first.objects[row.directory.part] = data[:3] + bytes([data[3] ^ 1]) + data[4:]
+    found = Archive(Sources([first, second]))
+    assert list(found[5]) == ["x"], "its directory is whole"
+    assert found[6]["x"][50] == 5
+
+
 def test_the_same_contents_go_on(tmp_path: Path) -> None:
     """Its bytes may lie elsewhere, as in a copy, a compacted or a restored store."""
     path, place = tmp_path / "store.pm", tmp_path / "archive"

@@ -209,6 +209,14 @@ NOTICED = [
         "False",
         "a version counts as durable, and its part is cut",
     ),
+    Mutant(
+        "last-whole-piece-overwritten",
+        "W",
+        COPYING,
+        "there is not None",
+        "False",
+        "a version is lost in both places, and the further one had it whole",
+    ),
 ]
 MUTANTS = [mutant._replace(parts=("archives",)) for mutant in NOTICED]
 
@@ -230,6 +238,7 @@ def archives(directory: Path) -> None:
     test_places.test_a_place_gives_nothing_up_that_the_next_one_lacks(folder("lacks"))
     two_writers(folder("writers"))
     test_copying.test_a_part_that_was_lost_or_cut_in_a_further_object_store(folder("cut"), False, 1000)
+    test_copying.test_a_part_that_takes_the_place_of_another_one_has_what_only_that_has(folder("pieces"))
     test_histories.test_a_compacted_copy_with_other_contents("also", folder("compacted"))
     test_histories.test_a_version_whose_previous_one_only_another_copy_has(folder("copy"), False)
     test_histories.test_two_drains_of_other_exactness_at_once(folder("exactness"))

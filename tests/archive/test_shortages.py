@@ -1,0 +1,200 @@
+"""What passes does not end a drain: places that refuse deletions, and a process that lacks memory or descriptors."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pmstore
+from pmstore import archive
+from pmstore.archive import _capture, _drain, _steps
+from pmstore.archive._archive import Archive
+from pmstore.archive._index import Index
+from pmstore.archive._objects import Place, Retrying
+from pmstore.archive._place import unavailable
+from pmstore.archive._sources import Sources
+from pmstore.archive._steps import Steps
+from tests.archive.stepping import Memory, archived, stepping
+
+pytest.importorskip("numcodecs")
+
+
+class Undeleting(Memory):
+    """A place that deletes nothing. transient: it may do so later."""
+
+    refuses = True
+
+    def __init__(self, transient: bool) -> None:
+        super().__init__()
+        self._transient = transient
+
+    def delete(self, names: Iterable[str]) -> None:
+        if self.refuses and set(names):
+            raise unavailable(self.url, "", "deleted from", OSError(errno.EIO, "no"), transient=self._transient)
+        super().delete(names)
+
+
+def patient(place: Place) -> Retrying:
+    def waited(seconds: float) -> bool:
+        pytest.fail("a drain waits for a deletion")
+
+    return Retrying(place, threading.Event(), lambda error: None, wait=waited)
+
+
+@pytest.mark.parametrize("keep", [None, 3])
+@pytest.mark.parametrize("transient", [False, True])
+def test_a_place_that_refuses_deletions(tmp_path: Path, transient: bool, keep: int | None) -> None:
+    """Buckets for backups do so. Drains begin and write there, and parts that nothing needs go when they can."""
+    place, told = Undeleting(transient), []
+    with pmstore.open(tmp_path / "store.pm") as store:
+        store.create_array("x", (3000,))
+
+        def some(steps: Steps) -> None:
+            steps.attach(lambda: None, told.append)
+            steps._writing.base_after = 4
+            for _ in range(40):
+                store["x"][:100] += 1
+                store.commit()
+                archived(steps)
+
+        for _ in range(3):
+            with stepping(store, patient(place), keep=keep) as steps:
+                some(steps)
+        found = Archive(Sources([place]))
+        assert found.latest == 120 and found[120]["x"][0] == 120 and found.verify().ok
+        assert len(found) == 120 if keep is None else len(found) <= 4
+        assert len(told) == (0 if keep is None else 3), "each drain tells once that parts stay"
+        assert len(place.list("writers")) == 3 and len(place.list("index")) > 120
+        place.refuses = False
+        with stepping(store, patient(place), keep=keep) as steps:
+            some(steps)
+        index = Index.read(place)
+        assert len(place.list("writers")) == 1
+        assert {f"parts/{name}" for name in place.list("parts")} == {p for row in index.rows() for p in row.parts}
+    assert Archive(Sources([place]))[160]["x"][0] == 160
+
+
+def test_parts_that_a_place_could_not_delete_go_with_the_next_versions(tmp_path: Path) -> None:
+    place = Undeleting(True)
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, patient(place), keep=1) as steps:
+        steps._writing.base_after = 0
+        for step in range(8):
+            place.refuses = step < 6
+            store["x"] = np.full(3000, step)
+            store.commit()
+            archived(steps)
+    assert len(place.list("parts")) == 1 and Archive(Sources([place])).versions() == [8]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        pmstore.StoreIOError(errno.EMFILE, "no descriptors"),
+        pmstore.OutOfSpaceError("no space"),
+        pmstore.OutOfMemoryError("no memory"),
+        MemoryError(),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_process_that_lacks_something_for_a_moment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    failures = iter([error] * 3)
+
+    def capture(*arguments: Any) -> Any:
+        for one in failures:
+            raise one
+        return _capture.capture(*arguments)
+
+    with pmstore.open(tmp_path / "store.pm") as store:
+        store["x"] = 1
+        store.commit()
+        monkeypatch.setattr(_steps, "capture", capture)
+        with pytest.warns(pmstore.ArchiveWarning, match="the drain tries again") as told:
+            drain = store.drain(tmp_path / "to")
+            assert drain.wait() == 1
+        assert len(told) == 1 and drain.progress().error is None
+        store["x"] = 2
+        store.commit()
+        drain.close()
+    assert archive.open(tmp_path / "to")[2]["x"] == 2
+
+
+@pytest.mark.filterwarnings("ignore::pmstore.ArchiveWarning")
+def test_a_process_that_lacks_memory_for_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`wait` raises that, the drain goes on, and closing it tells what is missing."""
+    short = True
+
+    def capture(*arguments: Any) -> Any:
+        if short:
+            raise pmstore.OutOfMemoryError("no memory for it")
+        return _capture.capture(*arguments)
+
+    monkeypatch.setattr(_steps, "capture", capture)
+    with pmstore.open(tmp_path / "store.pm") as store:
+        store["x"] = 1
+        store.commit()
+        drain = store.drain(tmp_path / "to")
+        with pytest.raises(pmstore.ArchiveUnavailableError, match="has none: no memory for it"):
+            drain.wait(timeout=0.5)
+        monkeypatch.setattr(_drain, "_PATIENCE", 0)
+        for call in (drain.wait, drain.capture):
+            with pytest.raises(pmstore.OutOfMemoryError, match="no memory for it"):
+                call()
+        assert drain.progress().error == "no memory for it" and not drain.progress().ended
+        short = False
+        monkeypatch.undo()
+        assert drain.wait() == 1
+        short = True
+        monkeypatch.setattr(_steps, "capture", capture)
+        store["x"] = 2
+        store.commit()
+        with pytest.warns(pmstore.ArchiveWarning, match="the drain ended, and .* has version 1"):
+            drain.close(timeout=0)
+
+
+def test_a_version_that_was_encoded_before_the_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is known of the last version is not that of this one: the next version is a base."""
+    place = Memory()
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, place) as steps:
+        store.create_array("x", (3000,))
+        for step in range(6):
+            store["x"][step * 100 : step * 200] += step
+            store.commit()
+            if step == 3:
+                with monkeypatch.context() as patched, pytest.raises(MemoryError):
+                    patched.setattr(_capture.Seen, "finalize", no_memory)
+                    steps.capture()
+            else:
+                archived(steps)
+        expected = store["x"].copy()
+    found = Archive(Sources([place]))
+    assert found.versions() == [1, 2, 3, 4, 5, 6]
+    assert [one.kind for one in found.log()] == ["base", *["differential"] * 3, "base", "differential"]
+    assert (found[6]["x"] == expected).all() and found.verify().ok
+
+
+def no_memory(*arguments: Any) -> None:
+    raise MemoryError
+
+
+@pytest.mark.parametrize(
+    "code, transient",
+    [("RequestTimeTooSkewed", True), ("ExpiredToken", True), ("AccessDenied", False), ("InvalidAccessKeyId", False)],
+)
+def test_refusals_of_s3_that_pass(code: str, transient: bool) -> None:
+    """s3fs makes them PermissionErrors. The clock of this machine is set right, or the credentials are renewed."""
+
+    class ClientError(Exception):
+        def __init__(self) -> None:
+            self.response = {"Error": {"Code": code}}
+
+    error = PermissionError(errno.EACCES, code)
+    error.__cause__ = ClientError()
+    assert unavailable("s3://b", "x", "read", error).transient is transient

@@ -280,7 +280,10 @@ class SourceFile(Held):
             self.unlock()
 
     def again(self, path: str) -> int:
-        return fcntl.fcntl(self.fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD)
+        try:
+            return fcntl.fcntl(self.fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD)
+        except OSError as error:
+            raise refused(error, path) from error
 
     def closing(self) -> None:
         """Nobody joins a snapshot."""

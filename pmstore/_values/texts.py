@@ -32,7 +32,8 @@ def list_parts(texts: Sequence[str | None], name: str, parts: Parts) -> None:
 
 
 def arrow_parts(array: Any, name: str, parts: Parts) -> None:
-    """The same for an array of strings of pyarrow."""
+    """The same for an array of strings of pyarrow. Raises ValueError if they are no texts: none could be read again."""
+    array.validate(full=True)
     whole = in_one(array).cast(sys.modules["pyarrow"].large_string())
     _, offsets, data = whole.buffers()
     ends = np.zeros(1, np.int64)

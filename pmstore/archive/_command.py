@@ -156,7 +156,10 @@ def _in_json(archive: Archive, row: Info, losses: bool) -> dict[str, Any]:
 
 
 def _columns(row: Info) -> tuple[str, ...]:
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.time))
+    try:
+        when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(row.time))
+    except (OverflowError, ValueError, OSError):  # of a clock that was wrong
+        when = f"{row.time:g} s"
     said = [name_text(row.message)] if row.message else []
     said += [f"{name_text(name)}={value!r:.40}" for name, value in row.attributes.items()]
     said += [f"[{tag}]" for tag in row.tags]

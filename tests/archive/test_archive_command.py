@@ -39,6 +39,19 @@ def test_list(place: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert [row["version"] for row in rows] == [1, 2, 3, 4, 5] and rows[1]["attributes"] == {"loss": 0.5}
 
 
+def test_a_time_that_is_no_date(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched, pmstore.open(tmp_path / "run.pm") as store:
+        patched.setattr("time.time", lambda: 1e300)
+        with store.drain(tmp_path / "archive") as drain:
+            store["w"] = 1
+            store.commit()
+            drain.wait()
+    assert main(["archive", "list", str(tmp_path / "archive")]) == 0
+    assert "1e+300 s" in capsys.readouterr().out
+
+
 def test_attributes_of_any_type_in_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     attributes = {"loss": np.float32(0.5), "nan": np.nan, "raw": b"ab", "day": date(2026, 1, 2), "v": np.arange(2)}
     with pmstore.open(tmp_path / "run.pm") as store, store.drain(tmp_path / "archive"):

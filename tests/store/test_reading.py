@@ -197,6 +197,12 @@ def _descriptors_run_out(path: str) -> None:
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, kept)
     assert 0 < refused < 90
+    with pmstore.open(path, "r") as reader:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, kept[1]))
+        with pytest.raises(pmstore.StoreIOError, match="can't be opened"):
+            reader.wait(timeout=0)
+        resource.setrlimit(resource.RLIMIT_NOFILE, kept)
+        reader.wait(timeout=0)
 
 
 def test_readers_need_no_space_on_the_disk(small_disk: Callable[[str], Path]) -> None:

@@ -193,3 +193,14 @@ def test_hostile_tables(store: Any, package: str) -> None:
         with pytest.raises(pmstore.DecodeError, match="'g': decode of"):
             store["g"]
     assert store["f"] is not None
+
+
+def test_a_text_that_is_no_text(tmp_path: Any) -> None:
+    """It could not be read again."""
+    arrow = pytest.importorskip("pyarrow")
+    offsets = arrow.py_buffer(np.array([0, 1, 2], np.int32))
+    array = arrow.Array.from_buffers(arrow.string(), 2, [None, offsets, arrow.py_buffer(b"a\xff")])
+    with pmstore.open(tmp_path / "store.pm") as store:
+        with pytest.raises(ValueError, match="UTF8"):
+            store["table"] = arrow.table({"a": array})
+        assert list(store) == []

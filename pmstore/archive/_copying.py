@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NoReturn
 
 from pmstore._errors import ArchiveDamagedError, ArchiveError
@@ -23,6 +23,7 @@ from pmstore.archive._versions import Library
 __all__ = ["Copying", "is_whole", "parts_of"]
 
 _SECTOR = 4096  # bytes that a disk reads or fails to read together
+_FAILURES = 100  # of reads of one part, until all of it counts as damaged
 
 
 def is_whole(place: Place, piece: Piece) -> bool:
@@ -163,13 +164,26 @@ class Copying:
     def _read(self, part: str, at: int = 0, count: int | None = None) -> bytes:
         """Bytes of a part. What a disk can't read is zeros, so that the pieces beside it are not lost with it."""
         try:
-            return self._source.get(part, at, count)
-        except (MissingObjectError, ShortObjectError) as error:
+            try:
+                return self._source.get(part, at, count)
+            except BadSectorError:
+                size = self._source.size(part) - at if count is None else count
+                return self._read_around(part, at, size, itertools.count(1))
+        except (MissingObjectError, ShortObjectError, BadSectorError) as error:
             self.damaged.add(part)
             raise ArchiveDamagedError(str(error)) from error
-        except BadSectorError:
-            count = self._source.size(part) - at if count is None else count
+
+    def _read_around(self, part: str, at: int, count: int, failures: Iterator[int]) -> bytes:
+        """The same, after a failure. Raises BadSectorError if there are many: each takes a disk seconds."""
         if count <= _SECTOR:
             return bytes(count)
         half = max(1, count // 2 // _SECTOR) * _SECTOR
-        return self._read(part, at, half) + self._read(part, at + half, count - half)
+        found = []
+        for start, length in ((at, half), (at + half, count - half)):
+            try:
+                found.append(self._source.get(part, start, length))
+            except BadSectorError:
+                if next(failures) > _FAILURES:
+                    raise
+                found.append(self._read_around(part, start, length, failures))
+        return b"".join(found)

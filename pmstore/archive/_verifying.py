@@ -167,6 +167,6 @@ class _Checked:
     def _read(self, piece: Piece) -> str | None:
         try:
             data = self._place.get(piece.part, piece.at, piece.length)
-        except (MissingObjectError, ShortObjectError, ArchiveUnavailableError) as error:
+        except (MissingObjectError, ShortObjectError, ArchiveDamagedError, ArchiveUnavailableError) as error:
             return str(error)
         return None if piece.matches(data) else f"{piece.part} is damaged at byte {piece.at}"

@@ -232,6 +232,27 @@ def test_a_damaged_tag_in_the_place_before(tmp_path: Path, monkeypatch: pytest.M
     archive.open(near).untag("best")
 
 
+def test_a_part_of_which_a_disk_can_read_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is not read in small pieces for ever; `verify` tells of it, and the next version is whole."""
+    path, near, far, data = tmp_path / "store.pm", tmp_path / "near", tmp_path / "far", os.urandom(3_000_000)
+    drained(path, [near], "data", data)
+    bad, reads = str(largest(near)), 0
+
+    class Worn(Unreadable):
+        def pread(self, fd: int, count: int, at: int) -> bytes:
+            nonlocal reads
+            if os.readlink(f"/proc/self/fd/{fd}") == bad:
+                reads += 1
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return os.pread(fd, count, at)
+
+    monkeypatch.setattr(_local, "os", Worn(bad, 0))
+    assert [one.versions for one in archive.open(near).verify()] == [(1,)]
+    with pytest.warns(pmstore.ArchiveWarning, match="can't have version 1: .*can't be read|written anew"):
+        assert drained(path, [near, far], "step", 1) == 2
+    assert reads < 300 and archive.open(far).versions() == [2] and archive.open(far)[2]["data"] == data
+
+
 def test_an_object_of_the_index_that_a_disk_can_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     place = tmp_path / "to"
     for step in range(4):

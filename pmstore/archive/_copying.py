@@ -140,14 +140,20 @@ class Copying:
     def _put(self, part: str, needed: Sequence[Piece], known: Iterable[Piece] = ()) -> None:
         """Copies a part, with the pieces that only the further place has whole."""
         data = self._part(part)
+        kept: list[tuple[Piece, bytes]] = []
         for piece in {*needed, *known}:
             if piece.matches(_of_part(piece, data)):
                 continue
             there = _of_place(self._target, piece) if part in self._sizes else None
             if there is not None:
-                data = data[: piece.at].ljust(piece.at, b"\0") + there + data[piece.at + piece.length :]
+                kept.append((piece, there))
             elif piece in needed:
                 self._refuse(piece)
+        if kept:
+            whole = bytearray(data.ljust(max(piece.at + piece.length for piece, _ in kept), b"\0"))
+            for piece, there in kept:
+                whole[piece.at : piece.at + piece.length] = there
+            data = bytes(whole)
         self._target.put(part, [data])
         self._sizes[part] = len(data)
         self._last, self._copied = (part, data), part
@@ -158,7 +164,7 @@ class Copying:
 
     def _part(self, part: str) -> bytes:
         if self._last[0] != part:
-            self._last = part, self._read(part)
+            self._last, self._copied = (part, self._read(part)), ""
         return self._last[1]
 
     def _read(self, part: str, at: int = 0, count: int | None = None) -> bytes:
@@ -169,7 +175,7 @@ class Copying:
             except BadSectorError:
                 size = self._source.size(part) - at if count is None else count
                 return self._read_around(part, at, size, itertools.count(1))
-        except (MissingObjectError, ShortObjectError, BadSectorError) as error:
+        except (MissingObjectError, ShortObjectError, ArchiveDamagedError) as error:
             self.damaged.add(part)
             raise ArchiveDamagedError(str(error)) from error
 

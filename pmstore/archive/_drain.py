@@ -31,6 +31,7 @@ from pmstore._errors import (
     ArchiveWarning,
     ClosedStoreError,
     ForkedStoreError,
+    OutOfMemoryError,
     StaleSnapshotError,
 )
 from pmstore._snapshot import newest
@@ -40,6 +41,8 @@ from pmstore.archive._objects import RecoveredError
 from pmstore.archive._steps import Steps
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pmstore._store.store import Store
 
 __all__ = ["Drain", "Progress", "Trouble"]
@@ -49,6 +52,7 @@ _LINGER = 0.5  # seconds that a version waits for others to share its part, at m
 _SOON, _LATER = 0.01, 0.05  # seconds between two looks for a commit: soon after one, and later
 _TURN = 0.25  # seconds between two looks for anything else
 _PATIENCE = 30.0  # seconds that captures may fail for lack of something, until `wait` and `capture` raise that
+_PAUSE = 1.0  # seconds until what failed for lack of something is tried again
 _SHORT = {errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EAGAIN, errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
@@ -159,7 +163,7 @@ class Drain:
         self._committed = -1  # the newest commit, when the file was left
         self._errors: list[BaseException | None] = [None] * (1 + len(steps.targets))  # that ended a thread
         self._ended = [False] * (1 + len(steps.targets))  # the threads that have nothing more to do
-        self._shortage: tuple[float, Exception] | None = None  # since when captures fail for lack of something
+        self._short: dict[int, tuple[float, Exception]] = {}  # threads that lack something, since when, and what
         steps.attach(self._room, trouble.note)
 
     def begin(self) -> None:
@@ -361,11 +365,14 @@ class Drain:
         return "; ".join(lacking) + (f": {self._trouble.now}" if self._trouble.now else "")
 
     def _raise(self) -> None:
-        shortage = self._shortage
-        lasting = shortage[1] if shortage is not None and time.monotonic() > shortage[0] + _PATIENCE else None
-        for error in (*self._errors, lasting):
+        for error in self._errors:
             if error is not None:
                 raise type(error)(*error.args) from error
+        for since, lacking in list(self._short.values()):
+            if time.monotonic() > since + _PATIENCE:
+                if isinstance(lacking, MemoryError):
+                    raise OutOfMemoryError(str(lacking) or "no memory") from lacking
+                raise type(lacking)(*lacking.args) from lacking
 
     def _raise_lost(self, wanted: int) -> None:
         """Raise ArchiveDamagedError if a place can't have a version, nor a newer one: the place before has damage."""
@@ -416,9 +423,8 @@ class Drain:
         """Only this thread captures, so that no interrupt comes in between, and no caller waits for room."""
         try:
             self._capture_each()
-            while not self._ended[1] and not self._capture():
-                with self._changed:
-                    self._changed.wait(_TURN)
+            while not self._ended[1] and self._capture() is None:
+                self._pause()
             self._refuse_replaced()
         finally:
             if not self._ended[1]:  # versions in memory are archived, also if a later capture fails
@@ -441,8 +447,10 @@ class Drain:
             asked, self._wanted = self._wanted, -1  # a thread that still waits asks again
             urgent, self._asked = max(asked, self._asked), -1
             due = steps.captured + 1 if urgent > steps.captured else max(1, steps.captured + self._options.every)
+            short = 0 in self._short  # the last capture is tried again, whoever waits
             # While the queue is full, no capture begins; the next one takes the commits together.
-            if (now >= rest or urgent >= 0) and not steps.crowded and newest(steps.fd) >= due:
+            ready = now >= rest or (urgent >= 0 and not short)
+            if ready and not steps.crowded and (short or newest(steps.fd) >= due):
                 encoded = encoded if steps.encoded else now
                 used = time.thread_time()
                 with contextlib.suppress(StaleSnapshotError):  # this commit has no version (I23)
@@ -450,9 +458,7 @@ class Drain:
                 if urgent >= 0:
                     self._tell()
                 found = time.monotonic()
-                rest = found + (time.thread_time() - used) * (1 / _SHARE - 1)
-                if self._shortage is not None:
-                    rest = max(rest, found + _TURN)
+                rest = found + max((time.thread_time() - used) * (1 / _SHARE - 1), _PAUSE if 0 in self._short else 0)
             lingers = asked < 0 and (self._options.mtbf is not None or time.monotonic() < encoded + _LINGER)
             if steps.jobs:  # while a flush is being written, versions join the next
                 self._tell()
@@ -462,22 +468,29 @@ class Drain:
                 if not self._closing and self._wanted < 0 and self._asked < 0:
                     self._changed.wait(_SOON if now < found + 1 else _LATER)
 
-    def _capture(self) -> bool:
-        """Captures the newest commit. False if the process lacks something for it: a later call tries again."""
+    def _capture(self) -> bool | None:
+        """Captures the newest commit. See `_tried`."""
+        with self._capturing:
+            return self._tried(0, self._steps.capture)
+
+    def _tried(self, number: int, call: Callable[[], bool]) -> bool | None:
+        """The result of a call by a thread; None: the process lacks something for it, and it is to be tried again."""
         try:
-            with self._capturing:
-                self._steps.capture()
+            result = call()
         except Exception as error:
             if not _is_shortage(error) or self._trouble.stop.is_set():
                 raise
-            if self._shortage is None:
-                self._shortage = time.monotonic(), error
-                self._trouble.tell(error)
-            return False
-        if self._shortage is not None:
-            begun, self._shortage = self._shortage[0], None
-            self._trouble.tell(RecoveredError("the drain", time.monotonic() - begun))
-        return True
+            if number not in self._short:
+                self._short[number] = time.monotonic(), error
+                self._trouble.tell(error if str(error) else OutOfMemoryError("no memory"))
+            return None
+        begun = self._short.pop(number, None)
+        if begun is not None:
+            self._trouble.tell(RecoveredError("the drain", time.monotonic() - begun[0]))
+        return result
+
+    def _pause(self) -> None:
+        self._trouble.stop.wait(_PAUSE)
 
     def _flush(self) -> None:
         with self._capturing:
@@ -501,7 +514,10 @@ class Drain:
         step = self._steps.write if number == 1 else functools.partial(self._steps.copy, number - 1)
         while True:
             before = self._captured_all if number == 1 else self._ended[number - 1]
-            if step():
+            stepped = self._tried(number, step)
+            if stepped is None:
+                self._pause()
+            elif stepped:
                 self._tell()
             elif before:
                 if number > 1:

@@ -135,7 +135,7 @@ class Index:
         if parted is not None:
             begin = parted
             indexes = sorted(indexes, key=lambda one: (-one.newest, one.behind(begin) - len(one)))
-            rows, _ = _stacked(indexes)
+            rows, _ = _stacked(indexes, whole_first=False)
         made = cls([(Segment(1, 1, 0), [rows[version] for version in sorted(rows)])])
         made._places = list(indexes)
         return made, parted
@@ -233,14 +233,14 @@ class Index:
         return rows[::-1]
 
 
-def _stacked(indexes: Sequence[Index]) -> tuple[dict[int, Any], int | None]:
+def _stacked(indexes: Sequence[Index], whole_first: bool = True) -> tuple[dict[int, Any], int | None]:
     """The rows of all versions, those of the first index on top; and the first version whose contents differ, although
-    nobody approximates it."""
+    nobody approximates it. whole_first: those that have all that they need before the others."""
     rows: dict[int, Any] = {}
     ranks: dict[int, tuple[bool, bool]] = {}
     parted: int | None = None
     for index in reversed(indexes):
-        lacking = index._lacking()
+        lacking = index._lacking() if whole_first else ()
         for row in index._rows[: index._count]:
             version, there = row[0], rows.get(row[0])
             rank = row[-1] is True, version not in lacking

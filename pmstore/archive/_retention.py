@@ -109,9 +109,9 @@ def forget(
     late = going.intersection(tagged())
     if late:
         writer.change(_without(before, going - late), before)
-    there = {part for row in before.rows() for part in row.parts}
+    unneeded.update(part for row in before.rows() for part in row.parts)
+    unneeded.difference_update(part for row in writer.index.rows() for part in row.parts)
     writer.require_newest()
-    unneeded.update(there - {part for row in writer.index.rows() for part in row.parts})
     place.once.delete(sorted(unneeded))
     unneeded.clear()
 

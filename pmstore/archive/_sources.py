@@ -102,7 +102,7 @@ class Sources:
     def size(self, name: str) -> int:
         """Bytes of an object, in the first place that has it. Raises MissingObjectError."""
         for place in self.places[:-1]:
-            with contextlib.suppress(MissingObjectError, ArchiveUnavailableError):
+            with contextlib.suppress(MissingObjectError, ArchiveDamagedError, ArchiveUnavailableError):
                 return place.size(name)
         return self.places[-1].size(name)
 

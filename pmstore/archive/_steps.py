@@ -23,6 +23,7 @@ from pmstore._errors import (
     ArchiveError,
     ArchiveUnavailableError,
     ArchiveWarning,
+    StaleSnapshotError,
 )
 from pmstore._snapshot import Reader, newest
 from pmstore._store.held import tell_pid
@@ -154,18 +155,21 @@ class Steps:
 
         try:
             row = capture(self.reader, self._seen, write)
+            if row is None:
+                return False
+            self.captured = row.version
+        except StaleSnapshotError:  # what was encoded is used again
+            raise
         except BaseException:
             self._catch_up()
             raise
-        if row is None:
-            return False
-        self.captured = row.version
         if self._writing.waiting >= self.options.part_size or len(self._writing.rows) >= self._tuned(row):
             self._writing.flush()
         return True
 
     def _catch_up(self) -> None:
-        """The next version is a base if a capture failed after its version was encoded."""
+        """Forgets what a capture encoded that failed. If it had its version already, the next one is a base."""
+        self._writing.roll_back()
         last = self._writing.last
         if last is not None and last > self.captured:
             self.captured = last
@@ -210,17 +214,17 @@ class Steps:
         """Brings a further place up to the one before. False if it is."""
         near, target = self.targets[number - 1], self.targets[number]
         copied = target.copy(near.index, near.place, self._tell)
-        if number == 1:
-            self._writing.distrust(target.damaged)
+        self._writing.distrust(target.damaged)
         if not copied:
             return False
-        self.copy_tags(number)
-        self._retain(number)
+        if self.copy_tags(number):
+            self._retain(number)
         return True
 
-    def copy_tags(self, number: int) -> None:
-        """Copies the tags of the place before to a further place, before versions are removed there."""
-        self.targets[number].copy_tags(self.targets[number - 1].place)
+    def copy_tags(self, number: int) -> bool:
+        """Copies the tags of the place before to a further place, before versions are removed there. False if some can
+        not be copied now."""
+        return self.targets[number].copy_tags(self.targets[number - 1].place)
 
     def end(self, number: int) -> None:
         """A place gets no more versions."""

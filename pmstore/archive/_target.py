@@ -302,10 +302,11 @@ class Target:
         """Parts of the place before that were found damaged."""
         return set() if self._copying is None else self._copying.damaged
 
-    def copy_tags(self, source: Place) -> None:
+    def copy_tags(self, source: Place) -> bool:
         """Copies tags of versions that are here from another place, but for damaged ones, and removals of tags. A tag
-        that names another version here stays."""
-        self._copy_removals(source)  # before it looks for tags: one may take the place of another
+        that names another version here stays. False if a tag could not be taken away here: another one may wait for
+        its name."""
+        complete = self._copy_removals(source)  # before it looks for tags: one may take the place of another
         for name in source.list("tags"):
             if name in self._tags:
                 continue
@@ -316,9 +317,11 @@ class Target:
                 with contextlib.suppress(ObjectExistsError):
                     self.place.create(f"tags/{name}", wrapped(TAG, f"tags/{name}", version))
                 self._tags.add(name)
+        return complete
 
-    def _copy_removals(self, source: Place) -> None:
-        """Takes away the tags that were taken away in another place."""
+    def _copy_removals(self, source: Place) -> bool:
+        """Takes away the tags that were taken away in another place. False if the place here refuses that."""
+        complete = True
         new = [removal for removal in source.list("untagged") if removal not in self._removals]
         here = self.place.list("untagged") if new else []
         for removal in new:
@@ -341,12 +344,14 @@ class Target:
                 if tag_of(Sources([self.place]), name) == version:
                     self.place.once.delete([f"tags/{name}"])
             except ArchiveUnavailableError:
-                continue  # the next versions try again
+                complete = False  # the next versions try again
+                continue
             except (MissingObjectError, ArchiveDamagedError):
                 pass
             self._tags.discard(name)
             _put_removal(self.place, removal)
             self._removals.add(removal)
+        return complete
 
     def _refuse_other_past(self, near: Index, row: Row) -> None:
         """Raises ArchiveConflictError if a differential is to a version that is another one here."""

@@ -99,6 +99,7 @@ class Writing:
         self._stored = {(key, one[0].runs, one[0].checksum): one for key, one in stored}
         self._is_whole = is_whole
         self._have: dict[tuple[bytes, Any, int], Stored] = {}  # frames of the version that is being encoded
+        self._mark = self._state()  # the parts before that version
         self._whole: dict[bytes, tuple[Stored, ...]] = {}  # frames that have all of an entry's contents by themselves
         self._distrusted: frozenset[str] = frozenset()  # parts that the next version must not refer to,
         self._avoided: frozenset[str] = frozenset()  # and those that the last base does not
@@ -118,6 +119,17 @@ class Writing:
     def distrust(self, parts: Iterable[str]) -> None:
         """Parts are damaged: the next version is a base that does not refer to them. Another thread may call this."""
         self._distrusted = self._distrusted.union(parts) - self._avoided
+
+    def _state(self) -> tuple[int, list[Any], int, int, int, int, int]:
+        full, count = len(self._full), len(self._pieces)
+        return self._number, self._pieces, count, self._length, full, self._full_bytes, self._written
+
+    def roll_back(self) -> None:
+        """Forget what was encoded of a version that will not be, but for parts that were handed over already."""
+        self._number, self._pieces, count, self._length, full, self._full_bytes, self._written = self._mark
+        del self._pieces[count:], self._full[full:]
+        own = part_name(self._writer, 0)[:-10]
+        self._have = {name: one for name, one in self._have.items() if not one[0].piece.part.startswith(own)}
 
     def restart(self) -> None:
         """The next version is a base, with contents that are written anew."""
@@ -224,10 +236,10 @@ class Writing:
         )
 
     def _finalize(self, row: Row, changes: Changes, whole: dict[bytes, tuple[Stored, ...]]) -> None:
-        self._entries, self._whole, self._previous = changes.entries, whole, row.version
+        self.rows.append(row)
+        self._entries, self._whole, self._previous, self._mark = changes.entries, whole, row.version, self._state()
         self._have.clear()
         self._stored.clear()
-        self.rows.append(row)
         as_base = row.previous is None
         for key in whole if as_base else changes.changed:
             if key in whole:
@@ -356,7 +368,7 @@ class Writing:
         stored = self._stored.pop(name, None)
         if stored is not None and stored[0].piece.part not in self._distrusted and self._is_whole(stored[0].piece):
             self._have[name] = stored
-        if name in self._have:
+        if name in self._have and self._have[name][0].piece.part not in self._distrusted:
             return self._have[name]
         configs = self._codecs.configs(key)
         chain = Chain.of(configs, element, len(data), before is not None)
@@ -411,9 +423,10 @@ class Writing:
             self._number, self._pieces, self._length = self._number + 1, [], 0
 
     def _hand_over(self) -> None:
-        job = Flush(self._full, self.rows, self._full_bytes)
-        self._full, self._full_bytes, self.rows = [], 0, []
+        job, nothing = Flush(self._full, self.rows, self._full_bytes), Flush([], [], 0)
         self._flush(job)
+        self._full, self.rows, self._full_bytes = nothing
+        self._mark = self._state()
 
 
 def _split(runs: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], ...]]:

@@ -12,7 +12,7 @@ import pytest
 
 import pmstore
 from pmstore import archive
-from pmstore.archive import _local
+from pmstore.archive import _local, _target
 from pmstore.archive._archive import Archive
 from pmstore.archive._format import Directory
 from pmstore.archive._index import Index
@@ -285,6 +285,54 @@ def test_what_is_known_of_a_damaged_part_is_read_once(tmp_path: Path) -> None:
             archived(steps)
     assert near.read < 4 * sum(map(len, near.objects.values())), "each part, and the directories, are read a few times"
     assert Archive(Sources([far])).verify().ok
+
+
+def test_a_part_that_was_refused_is_not_taken_for_that_of_the_further_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three bases share a part. The second one is damaged in the place before; the further place has only the first."""
+    near, far = Memory(), Memory()
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, near, far, codec=None) as steps:
+        steps._writing.base_after = 0
+        for name in "abc":
+            store[name] = os.urandom(4000)
+            if name == "c":
+                del store["b"]
+            store.commit()
+            steps.capture()
+        steps.flush()
+        while steps.write():
+            pass
+        first = next(iter(steps.targets[0].index.rows())).directory
+        with monkeypatch.context() as patched:
+            patched.setattr(_target, "_TOGETHER", 1)
+            steps.copy(1)
+        end = first.at + first.length
+        near.objects[first.part] = near.objects[first.part][: end + 5] + bytes(9) + near.objects[first.part][end + 14 :]
+        far.objects[first.part] = far.objects[first.part][:end]
+        while steps.copy(1):
+            pass
+        found = Archive(Sources([far]))
+        assert found.verify().ok and found.versions() == [1, 3] and found[3]["c"] == store["c"]
+
+
+def test_damage_in_the_second_of_three_places(tmp_path: Path) -> None:
+    first, second, third = Memory(), Memory(), Memory()
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, first, second, third) as steps:
+        store["data"] = os.urandom(20_000)
+        store.commit()
+        steps.capture()
+        steps.flush()
+        assert steps.write() and steps.copy(1)
+        part = next(name for name in second.objects if name.startswith("parts/"))
+        second.objects[part] = second.objects[part][:90] + bytes(9) + second.objects[part][99:]
+        with pytest.raises(pmstore.ArchiveDamagedError, match="can't have version 1"):
+            archived(steps)
+        store["step"] = 1
+        store.commit()
+        archived(steps)
+        assert [target.last for target in steps.targets] == [2, 2, 2]
+        assert Archive(Sources([third])).verify().ok and Archive(Sources([third]))[2]["data"] == store["data"]
 
 
 def test_a_bad_sector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -301,6 +301,9 @@ def test_a_row_that_needs_itself(tmp_path: Path) -> None:
     for previous in (2, 3, 10**18, "text", ()):
         other = Memory(dict(one.objects))
         other.put(name, wrapped(SEGMENT, name, [(*row[:2], previous, *row[3:7], row[7] ^ 1, *row[8:])]))
+        with pytest.warns(pmstore.ArchiveWarning, match="other contents of version 2"):
+            assert Archive(Sources([other, one])).latest == 3
+        other.put(name, wrapped(SEGMENT, name, [(*row[:2], previous, *row[3:])]))
         found = Archive(Sources([other, one]))
         assert found.versions() == [1, 2, 3]
         for version in (2, 3):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import threading
 from collections.abc import Iterable
@@ -92,6 +93,38 @@ def test_parts_that_a_place_could_not_delete_go_with_the_next_versions(tmp_path:
     assert len(place.list("parts")) == 1 and Archive(Sources([place])).versions() == [8]
 
 
+def test_a_tag_that_a_further_place_can_not_take_away_yet(tmp_path: Path) -> None:
+    """The tag is another version's by now. No version is removed there before the tag is right."""
+    near, far = Memory(), Undeleting(True)
+    far.refuses = False
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, near, patient(far), keep=3) as steps:
+        steps._writing.base_after = 0
+
+        def some(count: int) -> None:
+            for _ in range(count):
+                store["x"] = np.full(3000, store.sequence)
+                store.commit()
+                archived(steps)
+
+        some(2)
+        Archive(Sources([near])).tag("best", 2)
+        some(2)
+        Archive(Sources([near])).untag("best")
+        Archive(Sources([near])).tag("best", 4)
+        far.refuses = True
+        some(6)
+        far.refuses = False
+        some(3)
+    found = Archive(Sources([far]))
+    assert found.tags == {"best": 4} and found[4]["x"][0] == 3 and 2 not in found
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_drain, "_PAUSE", 0.01)
+
+
+@pytest.mark.parametrize("every", [1, 100])
 @pytest.mark.parametrize(
     "error",
     [
@@ -103,7 +136,7 @@ def test_parts_that_a_place_could_not_delete_go_with_the_next_versions(tmp_path:
     ids=lambda error: type(error).__name__,
 )
 def test_a_process_that_lacks_something_for_a_moment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception, every: int
 ) -> None:
     failures = iter([error] * 3)
 
@@ -117,7 +150,7 @@ def test_a_process_that_lacks_something_for_a_moment(
         store.commit()
         monkeypatch.setattr(_steps, "capture", capture)
         with pytest.warns(pmstore.ArchiveWarning, match="the drain tries again") as told:
-            drain = store.drain(tmp_path / "to")
+            drain = store.drain(tmp_path / "to", every=every)
             assert drain.wait() == 1
         assert len(told) == 1 and drain.progress().error is None
         store["x"] = 2
@@ -157,6 +190,76 @@ def test_a_process_that_lacks_memory_for_long(tmp_path: Path, monkeypatch: pytes
         store.commit()
         with pytest.warns(pmstore.ArchiveWarning, match="the drain ended, and .* has version 1"):
             drain.close(timeout=0)
+
+
+@pytest.mark.filterwarnings("ignore::pmstore.ArchiveWarning")
+def test_nobody_waits_where_a_capture_lacked_something(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried again although fewer than `every` commits came, and `wait` does not raise what is over."""
+    failures, done = [MemoryError()], threading.Event()
+
+    def capture(*arguments: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        done.set()
+        return _capture.capture(*arguments)
+
+    with pmstore.open(tmp_path / "store.pm") as store:
+        with store.drain(tmp_path / "to", every=100) as drain:
+            store["x"] = 1
+            store.commit()
+            assert drain.wait() == 1
+            monkeypatch.setattr(_steps, "capture", capture)
+            store["x"] = 2
+            store.commit()
+            with contextlib.suppress(pmstore.ArchiveUnavailableError):
+                drain.wait(timeout=0.3)
+            assert done.wait(60)
+            assert drain.wait() == 2
+            monkeypatch.setattr(_drain, "_PATIENCE", 0)
+            assert drain.wait() == 2
+
+
+def test_writing_that_lacked_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first place and the further one get the versions later."""
+    failures = {1: 2, 2: 2}
+    real = {1: Steps.write, 2: Steps.copy}
+
+    def failing(number: int) -> Any:
+        def call(*arguments: Any) -> Any:
+            if failures[number]:
+                failures[number] -= 1
+                raise MemoryError
+            return real[number](*arguments)
+
+        return call
+
+    monkeypatch.setattr(Steps, "write", failing(1))
+    monkeypatch.setattr(Steps, "copy", failing(2))
+    places = [tmp_path / "near", tmp_path / "far"]
+    with (
+        pmstore.open(tmp_path / "store.pm") as store,
+        pytest.warns(pmstore.ArchiveWarning, match="no memory; the drain"),
+    ):
+        with store.drain(places) as drain:
+            store["x"] = 1
+            store.commit()
+            assert drain.wait() == 1
+    assert all(archive.open(place).verify().ok for place in places)
+
+
+def test_what_failed_captures_encoded_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Memory()
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, place) as steps:
+        store["a"], store["b"] = np.random.default_rng(0).random((2, 30_000))
+        store.commit()
+        for _ in range(10):
+            with monkeypatch.context() as patched, pytest.raises(MemoryError):
+                patched.setattr(type(steps._writing), "_row", no_memory)
+                steps.capture()
+        archived(steps)
+        found = Archive(Sources([place]))
+        assert sum(map(len, place.objects.values())) < 2 * 2 * 30_000 * 8
+        assert found[1]["a"][5] == store["a"][5] and found.verify().ok
 
 
 def test_a_version_that_was_encoded_before_the_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -448,6 +448,7 @@ class Drain:
             urgent, self._asked = max(asked, self._asked), -1
             due = steps.captured + 1 if urgent > steps.captured else max(1, steps.captured + self._options.every)
             short = 0 in self._short  # the last capture is tried again, whoever waits
+            jobs = len(steps.jobs)
             # While the queue is full, no capture begins; the next one takes the commits together.
             ready = now >= rest or (urgent >= 0 and not short)
             if ready and not steps.crowded and (short or newest(steps.fd) >= due):
@@ -461,7 +462,8 @@ class Drain:
                 rest = found + max((time.thread_time() - used) * (1 / _SHARE - 1), _PAUSE if 0 in self._short else 0)
             lingers = asked < 0 and (self._options.mtbf is not None or time.monotonic() < encoded + _LINGER)
             if steps.jobs:  # while a flush is being written, versions join the next
-                self._tell()
+                if len(steps.jobs) > jobs:
+                    self._tell()
             elif steps.crowded or (steps.encoded and not lingers):
                 self._flush()
             with self._changed:
@@ -481,7 +483,8 @@ class Drain:
             if not _is_shortage(error) or self._trouble.stop.is_set():
                 raise
             if number not in self._short:
-                self._short[number] = time.monotonic(), error
+                error.__context__ = None
+                self._short[number] = time.monotonic(), error.with_traceback(None)  # which keeps what was copied
                 self._trouble.tell(error if str(error) else OutOfMemoryError("no memory"))
             return None
         begun = self._short.pop(number, None)

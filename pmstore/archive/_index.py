@@ -135,7 +135,7 @@ class Index:
         if parted is not None:
             begin = parted
             indexes = sorted(indexes, key=lambda one: (-one.newest, one.behind(begin) - len(one)))
-            rows, _ = _stacked(indexes, whole_first=False)
+            rows, _ = _stacked(indexes, parted)
         made = cls([(Segment(1, 1, 0), [rows[version] for version in sorted(rows)])])
         made._places = list(indexes)
         return made, parted
@@ -233,17 +233,17 @@ class Index:
         return rows[::-1]
 
 
-def _stacked(indexes: Sequence[Index], whole_first: bool = True) -> tuple[dict[int, Any], int | None]:
+def _stacked(indexes: Sequence[Index], until: int | None = None) -> tuple[dict[int, Any], int | None]:
     """The rows of all versions, those of the first index on top; and the first version whose contents differ, although
-    nobody approximates it. whole_first: those that have all that they need before the others."""
+    nobody approximates it. Before version `until`, rows that have all that they need come before others."""
     rows: dict[int, Any] = {}
     ranks: dict[int, tuple[bool, bool]] = {}
     parted: int | None = None
     for index in reversed(indexes):
-        lacking = index._lacking() if whole_first else ()
+        lacking = index._lacking()
         for row in index._rows[: index._count]:
             version, there = row[0], rows.get(row[0])
-            rank = row[-1] is True, version not in lacking
+            rank = row[-1] is True, version not in lacking or (until is not None and version >= until)
             if there is None or rank >= ranks[version]:
                 rows[version], ranks[version] = row, rank
             if there is not None and _is_exact(there) and _is_exact(row) and there[_STATE] != row[_STATE]:

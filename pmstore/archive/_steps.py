@@ -76,6 +76,7 @@ class Steps:
         self._measured: deque[tuple[int, float]] = deque()  # bytes and seconds of flushes
         self.jobs: deque[Flush] = deque()
         self._tell: Callable[[str], object] = lambda text: None
+        self._failed = False  # the last capture
         self._told = False  # of versions that could not be removed
         self._told_parts: set[str] = set()  # that are damaged
         self._seen = Seen(options.queue_size, options.codec.approximates if options.codec.any_lossy else None)
@@ -147,6 +148,8 @@ class Steps:
 
     def capture(self) -> bool:
         """Encodes the newest commit, if it is newer than the last version. Returns whether it was."""
+        if self._failed:
+            self._catch_up()
         if newest(self.fd) <= self.captured:
             return False
 
@@ -161,20 +164,22 @@ class Steps:
         except StaleSnapshotError:  # what was encoded is used again
             raise
         except BaseException:
-            self._catch_up()
+            self._failed = True
             raise
         if self._writing.waiting >= self.options.part_size or len(self._writing.rows) >= self._tuned(row):
             self._writing.flush()
         return True
 
     def _catch_up(self) -> None:
-        """Forgets what a capture encoded that failed. If it had its version already, the next one is a base."""
+        """Forgets what a capture encoded that failed. If it had its version already, the next one is a base. After a
+        MemoryError it is called again."""
         self._writing.roll_back()
         last = self._writing.last
         if last is not None and last > self.captured:
-            self.captured = last
             self._seen = self._seen.emptied()
             self._writing.restart()
+            self.captured = last
+        self._failed = False
 
     def _tuned(self, row: Row) -> float:
         """The versions that share a part, at most. It also sets when the next base comes."""

@@ -220,7 +220,8 @@ class Target:
         self.append(flush.rows)
 
     def append(self, rows: Sequence[Row]) -> None:
-        """The rows of versions whose parts are there."""
+        """The rows of versions whose parts are there. Those that were added already are left out."""
+        rows = [row for row in rows if row.version > self.last]
         if rows:
             self._writer.append(rows)
             if not self._swept:
@@ -263,10 +264,10 @@ class Target:
         if self._copying is None:
             self._copying = Copying(source, self.place, near, self.index)
         copied: list[Row] = []
-        damaged, before = False, len(self._lost)
+        damaged, lost = False, dict(self._lost)
         begin = max(self.last, next(reversed(self._lost), -1))
         for row in near.rows(near.behind(begin)):
-            error = None if row.previous is None else self._lost.get(row.previous)
+            error = None if row.previous is None else lost.get(row.previous)
             if error is None:
                 if not copied:
                     self._refuse_other_past(near, row)
@@ -277,24 +278,24 @@ class Target:
                     error = str(found)
                     damaged = True
             if error is not None:
-                self._lost[row.version] = error
+                lost[row.version] = error
             if len(copied) == _TOGETHER:
                 break
         self._copying.rest()
         if damaged:
-            tell(self._lost_text())
-        if copied:
-            self.append(copied)
-            self._lost = {version: error for version, error in self._lost.items() if version > self.last}
-        if copied or len(self._lost) > before:
-            newest = next(reversed(self._lost), None)
-            self.lost = None if newest is None else (newest, ArchiveDamagedError(self._lost_text()))
+            tell(self._lost_text(lost))
+        self.append(copied)
+        if copied or len(lost) > len(self._lost):
+            lost = {version: error for version, error in lost.items() if version > self.last}
+            newest = next(reversed(lost), None)
+            self.lost = None if newest is None else (newest, ArchiveDamagedError(self._lost_text(lost)))
+            self._lost = lost
         return bool(copied)
 
-    def _lost_text(self) -> str:
+    def _lost_text(self, lost: dict[int, str]) -> str:
         return (
-            f"{self.place.url} can't have {_listed(self._lost)}: {next(iter(self._lost.values()))}. The next base, or "
-            "the next drain, has anew what the store still has"
+            f"{self.place.url} can't have {_listed(lost)}: {next(iter(lost.values()))}. The next base, or the next "
+            "drain, has anew what the store still has"
         )
 
     @property

@@ -125,11 +125,13 @@ class Writing:
         return self._number, self._pieces, count, self._length, full, self._full_bytes, self._written
 
     def roll_back(self) -> None:
-        """Forget what was encoded of a version that will not be, but for parts that were handed over already."""
+        """Forget what was encoded of a version that will not be, but for parts that were handed over already. After a
+        MemoryError it is as if it had not been called."""
+        own = part_name(self._writer, 0)[:-10]
+        have = {name: one for name, one in self._have.items() if not one[0].piece.part.startswith(own)}
         self._number, self._pieces, count, self._length, full, self._full_bytes, self._written = self._mark
         del self._pieces[count:], self._full[full:]
-        own = part_name(self._writer, 0)[:-10]
-        self._have = {name: one for name, one in self._have.items() if not one[0].piece.part.startswith(own)}
+        self._have = have
 
     def restart(self) -> None:
         """The next version is a base, with contents that are written anew."""
@@ -236,8 +238,9 @@ class Writing:
         )
 
     def _finalize(self, row: Row, changes: Changes, whole: dict[bytes, tuple[Stored, ...]]) -> None:
+        mark = self._state()
         self.rows.append(row)
-        self._entries, self._whole, self._previous, self._mark = changes.entries, whole, row.version, self._state()
+        self._entries, self._whole, self._previous, self._mark = changes.entries, whole, row.version, mark
         self._have.clear()
         self._stored.clear()
         as_base = row.previous is None
@@ -424,9 +427,10 @@ class Writing:
 
     def _hand_over(self) -> None:
         job, nothing = Flush(self._full, self.rows, self._full_bytes), Flush([], [], 0)
+        mark = self._number, self._pieces, len(self._pieces), self._length, 0, 0, self._written
         self._flush(job)
         self._full, self.rows, self._full_bytes = nothing
-        self._mark = self._state()
+        self._mark = mark
 
 
 def _split(runs: Sequence[tuple[int, int]]) -> Iterator[tuple[tuple[int, int], ...]]:

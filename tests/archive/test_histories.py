@@ -174,6 +174,30 @@ def test_a_list_with_a_damaged_object_does_not_hide_versions_of_another_drain(tm
                 assert same(found[version]["x"], alone[version]["x"])
 
 
+def test_places_that_part_later_complete_each_other_before(tmp_path: Path) -> None:
+    """The list of the one that goes further has a damaged object from before they part."""
+    first, second = Memory(), Memory()
+    path = tmp_path / "store.pm"
+    with pmstore.open(path) as store, stepping(store, first) as one, stepping(store, second) as other:
+        store.create_array("x", (3000,))
+        for step in range(6):
+            store["x"][step * 10] += 1
+            store.commit()
+            archived(one)
+            archived(other)
+    shutil.copy(path, tmp_path / "copy.pm")
+    for name, place, count in ((path, first, 3), (tmp_path / "copy.pm", second, 1)):
+        with pmstore.open(name) as store, stepping(store, place) as steps:
+            for _ in range(count):
+                store["x"][:3] += count
+                store.commit()
+                archived(steps)
+    first.objects[f"index/{first.list('index')[1]}"] = b"damaged"
+    with pytest.warns(pmstore.ArchiveWarning):
+        found = Archive(Sources([first, second]))
+    assert [found[version]["x"][1] for version in found.versions()] == [0] * 6 + [3, 6, 9]
+
+
 def test_a_version_of_another_drain_is_not_taken_for_one_that_was_read(tmp_path: Path) -> None:
     """The first place has version 5 with damaged contents, the second one has it whole, and alone has version 6."""
     first, second = Memory(), Memory()

@@ -16,11 +16,14 @@ import pmstore
 from pmstore import archive
 from pmstore.archive import _capture, _drain, _steps
 from pmstore.archive._archive import Archive
-from pmstore.archive._index import Index
+from pmstore.archive._copying import Copying
+from pmstore.archive._index import Index, IndexWriter
 from pmstore.archive._objects import Place, Retrying
 from pmstore.archive._place import unavailable
 from pmstore.archive._sources import Sources
 from pmstore.archive._steps import Steps
+from pmstore.archive._target import Target
+from pmstore.archive._writing import Writing
 from tests.archive.stepping import Memory, archived, stepping
 
 pytest.importorskip("numcodecs")
@@ -301,3 +304,85 @@ def test_refusals_of_s3_that_pass(code: str, transient: bool) -> None:
     error = PermissionError(errno.EACCES, code)
     error.__cause__ = ClientError()
     assert unavailable("s3://b", "x", "read", error).transient is transient
+
+
+class Once:
+    """A method that lacks memory once, before it does anything."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+        self.left, real = 1, getattr(owner, name)
+
+        def call(*arguments: Any) -> Any:
+            if self.left:
+                self.left -= 1
+                raise MemoryError
+            return real(*arguments)
+
+        monkeypatch.setattr(owner, name, call)
+
+
+@pytest.mark.parametrize("owner, name", [(IndexWriter, "append"), (IndexWriter, "_merge"), (Target, "_sweep")])
+def test_writing_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+    """No row comes twice."""
+    place = Memory()
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, place) as steps:
+        for step in range(3):
+            store["x"] = step
+            store.commit()
+            steps.capture()
+            steps.flush()
+        once = Once(monkeypatch, owner, name)
+        with pytest.raises(MemoryError):
+            steps.write()
+        archived(steps)
+        assert once.left == 0 and not steps.jobs
+    assert Archive(Sources([place])).versions() == [1, 2, 3] and Archive(Sources([place])).verify().ok
+
+
+@pytest.mark.parametrize("newest", [2, 3])
+@pytest.mark.parametrize("owner, name", [(IndexWriter, "append"), (Copying, "rest")])
+def test_copying_is_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, owner: type, name: str, newest: int
+) -> None:
+    """The third version, or the last one, is damaged. The whole ones beside it come all the same."""
+    near, far = Memory(), Memory()
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, near, far, part_size=1) as steps:
+        steps.attach(lambda: None, lambda text: None)
+        steps._writing.base_after = 0
+        for step in range(newest + 1):
+            store["x"] = np.random.default_rng(step).random(3000)
+            store.commit()
+            steps.capture()
+            steps.flush()
+            while steps.write():
+                pass
+        row = steps.targets[0].index.find(3)
+        assert row is not None
+        for part in row.parts:
+            near.objects[part] = near.objects[part][:5] + bytes(20) + near.objects[part][25:]
+        Once(monkeypatch, owner, name)
+        with pytest.raises(MemoryError):
+            steps.copy(1)
+        while steps.copy(1):
+            pass
+        assert steps.targets[1].index.versions == [version for version in range(1, newest + 2) if version != 3]
+        assert (steps.targets[1].lost is not None) == (newest == 2)
+
+
+@pytest.mark.parametrize("fails", ["roll_back", "_state"])
+def test_lack_of_memory_after_lack_of_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: str) -> None:
+    place = Memory()
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, place) as steps:
+        store["a"], store["b"] = np.random.default_rng(0).random((2, 30_000))
+        store.commit()
+        with monkeypatch.context() as patched:
+            Once(patched, Writing, "_row")
+            Once(patched, Writing, fails)
+            for _ in range(2):
+                with pytest.raises(MemoryError):
+                    steps.capture()
+            store["a"] = np.random.default_rng(9).random(30_000)  # other bytes come first
+            store.commit()
+            archived(steps)
+        found = Archive(Sources([place]))
+        assert found.verify().ok and (found[2]["b"] == store["b"]).all() and (found[2]["a"] == store["a"]).all()

@@ -170,26 +170,21 @@ class Copying:
     def _read(self, part: str, at: int = 0, count: int | None = None) -> bytes:
         """Bytes of a part. What a disk can't read is zeros, so that the pieces beside it are not lost with it."""
         try:
-            try:
-                return self._source.get(part, at, count)
-            except BadSectorError:
-                size = self._source.size(part) - at if count is None else count
-                return self._read_around(part, at, size, itertools.count(1))
+            return self._readable(part, at, count, itertools.count())
         except (MissingObjectError, ShortObjectError, ArchiveDamagedError) as error:
             self.damaged.add(part)
             raise ArchiveDamagedError(str(error)) from error
 
-    def _read_around(self, part: str, at: int, count: int, failures: Iterator[int]) -> bytes:
-        """The same, after a failure. Raises BadSectorError if there are many: each takes a disk seconds."""
+    def _readable(self, part: str, at: int, count: int | None, failures: Iterator[int]) -> bytes:
+        """The same. Raises BadSectorError after many failures: each takes a disk seconds."""
+        try:
+            return self._source.get(part, at, count)
+        except BadSectorError:
+            if next(failures) > _FAILURES:
+                raise
+        count = self._source.size(part) - at if count is None else count
         if count <= _SECTOR:
             return bytes(count)
         half = max(1, count // 2 // _SECTOR) * _SECTOR
-        found = []
-        for start, length in ((at, half), (at + half, count - half)):
-            try:
-                found.append(self._source.get(part, start, length))
-            except BadSectorError:
-                if next(failures) > _FAILURES:
-                    raise
-                found.append(self._read_around(part, start, length, failures))
-        return b"".join(found)
+        halves = (at, half), (at + half, count - half)
+        return b"".join(self._readable(part, start, length, failures) for start, length in halves)

@@ -375,8 +375,11 @@ class IndexWriter:
         """Writes the token of this writer anew: the list does not end before a flush. Raises the errors of
         `require_newest`: in a place that was emptied, another writer's token may have the same number."""
         self.require_newest(place)
-        about = _about_token(place, self._token, {"by": self._about["by"]})  # of a damaged one, the newest is ours
-        if about.get("by") != self._about["by"]:
+        try:
+            by = _about_token(place, self._token).get("by")
+        except ArchiveDamagedError:  # it is the newest, and therefore ours
+            by = self._about["by"]
+        if by != self._about["by"]:
             self.require_newest(place)  # a newer writer deletes older tokens
             raise self._emptied()
         place.put(*self._told(self._token, last))
@@ -471,41 +474,39 @@ _begun_here: set[str] = set()
 def _is_ours(place: Place, token: int) -> bool:
     """Whether a writer of this process has made the token."""
     try:
-        return _about_token(place, token, {}).get("by") in _begun_here
+        return _about_token(place, token).get("by") in _begun_here
     except ArchiveError:  # this only chooses the text of an error
         return False
 
 
-def told_end(place: Place, tell: Callable[[ArchiveDamagedError], None] = lambda error: None) -> int:
+def told_end(place: Place, tell: Callable[[ArchiveDamagedError], None] | None = None) -> int:
     """A flush that was there, as the newest token tells: a list that ends earlier is not whole. tell: called if the
     token is damaged, which then tells nothing."""
     return _freed_by(place, _newest_token(place), tell)
 
 
-def _freed_by(place: Place, token: int, tell: Callable[[ArchiveDamagedError], None] = lambda error: None) -> int:
+def _freed_by(place: Place, token: int, tell: Callable[[ArchiveDamagedError], None] | None = None) -> int:
     """The number up to which names of flushes were freed, or written by a drain that was closed. Earlier releases do
     not tell it."""
-    freed = _about_token(place, token, {}, tell).get("freed")
+    try:
+        freed = _about_token(place, token).get("freed")
+    except ArchiveDamagedError as error:
+        if tell is not None:
+            tell(error)
+        return 0
     return freed if type(freed) is int else 0
 
 
-def _about_token(
-    place: Place,
-    token: int,
-    damaged: dict[str, Any],
-    tell: Callable[[ArchiveDamagedError], None] = lambda error: None,
-) -> dict[str, Any]:
-    """The contents of a token; nothing if it is gone. damaged: what is returned, after a call of `tell`, if it is
-    damaged."""
+def _about_token(place: Place, token: int) -> dict[str, Any]:
+    """The contents of a token; nothing if it is gone. Raises ArchiveDamagedError."""
     name = f"writers/{token:06d}"
     try:
         about = opened(WRITER, name, place.get(name))
     except MissingObjectError:
         return {}
-    except ArchiveDamagedError as error:
-        tell(error)
-        return damaged
-    return about if isinstance(about, dict) else damaged
+    if not isinstance(about, dict):
+        raise ArchiveDamagedError(f"{name} is damaged: it does not tell of a writer")
+    return about
 
 
 def _newest_token(place: Place) -> int:

@@ -29,7 +29,7 @@ from pmstore._snapshot import Reader, newest
 from pmstore._store.held import tell_pid
 from pmstore.archive._capture import Seen, capture
 from pmstore.archive._codecs import Codecs
-from pmstore.archive._copying import is_whole
+from pmstore.archive._copying import is_whole, parts_of
 from pmstore.archive._format import Piece, Row
 from pmstore.archive._objects import Place
 from pmstore.archive._past import refuse_another_past
@@ -101,7 +101,7 @@ class Steps:
             return []
         try:
             entries = Library(Sources([target.place])).entries(target.index.chain(row))
-            there = target.parts()
+            there = parts_of(target.place)
         except ArchiveError as error:
             warnings.warn(f"{target.place.url}: {error}; all contents are written anew", ArchiveWarning, stacklevel=2)
             return []

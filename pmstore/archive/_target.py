@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from pmstore._errors import ArchiveConflictError, ArchiveDamagedError, ArchiveError, ArchiveUnavailableError
-from pmstore.archive._copying import Copying, parts_of
+from pmstore.archive._copying import Copying
 from pmstore.archive._format import ARCHIVE, TAG, UNTAG, Row, is_part, opened, wrapped
 from pmstore.archive._index import Index, IndexWriter
 from pmstore.archive._manifest import sequences
@@ -252,10 +252,6 @@ class Target:
                 return  # an older writer may be about to list a tagged version again (`forget`)
             self._writer.require_newest()
             self.place.once.delete(gone)
-
-    def parts(self) -> dict[str, int]:
-        """The parts that are in the place, with the number of bytes of each."""
-        return parts_of(self.place)
 
     def copy(self, near: Index, source: Place, tell: Callable[[str], object]) -> bool:
         """Copies versions that another place has. near: its index. tell: called with the text of a warning, if some of

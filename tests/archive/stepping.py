@@ -56,6 +56,17 @@ class Memory(Place):
             raise ShortObjectError(name, self.url)
         return found
 
+    @property
+    def parts(self) -> list[str]:
+        """The names of the parts."""
+        return [name for name in self.objects if name.startswith("parts/")]
+
+    def damage(self, name: str, at: int, count: int = 1) -> None:
+        """Change bytes of an object."""
+        data = bytearray(self.objects[name])
+        data[at : at + count] = (byte ^ 255 for byte in data[at : at + count])
+        self.objects[name] = bytes(data)
+
     def size(self, name: str) -> int:
         return len(self.get(name))
 

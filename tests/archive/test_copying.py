@@ -77,16 +77,21 @@ def test_a_damaged_part_of_a_further_folder_is_copied_again(tmp_path: Path) -> N
     assert archive.open([first, middle, last]).verify().ok and archive.open(last)[1]["data"] == data
 
 
+def two_arrays(store: pmstore.Store, near: Memory, far: Memory) -> str:
+    """Archive two arrays in one part, which is returned."""
+    near.near = far.near = True
+    with stepping(store, near, far) as steps:
+        store["a"], store["b"] = os.urandom(20_000), os.urandom(20_000)
+        store.commit()
+        archived(steps)
+    return max(near.parts, key=near.size)
+
+
 def test_a_part_that_takes_the_place_of_another_one_has_what_only_that_has(tmp_path: Path) -> None:
     """Each place has lost the contents of an array. The next version needs only what is whole in the place before."""
     near, far = Memory(), Memory()
-    near.near = far.near = True
     with pmstore.open(tmp_path / "store.pm") as store:
-        with stepping(store, near, far) as steps:
-            store["a"], store["b"] = os.urandom(20_000), os.urandom(20_000)
-            store.commit()
-            archived(steps)
-        part = max((name for name in near.objects if name.startswith("parts/")), key=near.size)
+        part = two_arrays(store, near, far)
         row = Index.read(near).find(1)
         assert row is not None
         directory = Directory.checked("", near.get(part, row.directory.at, row.directory.length))
@@ -94,8 +99,8 @@ def test_a_part_that_takes_the_place_of_another_one_has_what_only_that_has(tmp_p
         (_first, lower), (second, upper) = sorted(frames.items(), key=lambda one: one[1].piece.at)
         assert upper.piece.at >= lower.piece.length
         whole = near.objects[part]
-        near.objects[part] = whole[: upper.piece.at] + bytes(10) + whole[upper.piece.at + 10 :]
-        far.objects[part] = bytes(10) + whole[10:]
+        near.damage(part, upper.piece.at, 10)
+        far.damage(part, 0, 10)
         del store["b" if second.endswith(b"b") else "a"]
         store.commit()
         with stepping(store, near, far) as steps:
@@ -107,15 +112,10 @@ def test_a_part_that_takes_the_place_of_another_one_has_what_only_that_has(tmp_p
 def test_a_cut_part_of_which_nothing_else_is_whole(tmp_path: Path) -> None:
     """The further place has nothing to lose, and the next version needs only what is whole in the place before."""
     near, far = Memory(), Memory()
-    near.near = far.near = True
     with pmstore.open(tmp_path / "store.pm") as store:
-        with stepping(store, near, far) as steps:
-            store["a"], store["b"] = os.urandom(50_000), os.urandom(50_000)
-            store.commit()
-            archived(steps)
-        part = max((name for name in near.objects if name.startswith("parts/")), key=near.size)
+        part = two_arrays(store, near, far)
         at = near.objects[part].index(bytes(store["a"])[:40])
-        near.objects[part] = near.objects[part][:at] + bytes(40) + near.objects[part][at + 40 :]
+        near.damage(part, at, 40)
         far.objects[part] = far.objects[part][:10]
         del store["a"]
         store.commit()
@@ -140,9 +140,9 @@ def test_a_drain_writes_anew_what_copying_finds_damaged(tmp_path: Path) -> None:
             while steps.write():
                 pass
             if step == 0:
-                part = max((name for name in near.objects if name.startswith("parts/")), key=near.size)
+                part = max(near.parts, key=near.size)
                 at = near.objects[part].index(data[:40])
-                near.objects[part] = near.objects[part][:at] + bytes(40) + near.objects[part][at + 40 :]
+                near.damage(part, at, 40)
             while steps.copy(1):
                 pass
         assert len(told) == 1 and f"can't have version 1: memory: {part} is damaged" in told[0]
@@ -200,9 +200,8 @@ def test_versions_that_are_lost_keep_no_part_in_memory(tmp_path: Path) -> None:
                 store["data"] = os.urandom(500_000)
                 store.commit()
                 archived(steps)
-        for name, data in near.objects.items():
-            if name.startswith("parts/"):
-                near.objects[name] = data[:50] + bytes([data[50] ^ 1]) + data[51:]
+        for name in near.parts:
+            near.damage(name, 50)
         with stepping(store, near, far) as steps:
             tracemalloc.start()
             try:
@@ -275,9 +274,8 @@ def test_what_is_known_of_a_damaged_part_is_read_once(tmp_path: Path) -> None:
                 store[f"data {number}"] = os.urandom(60_000)
                 store.commit()
                 archived(steps)
-        for name, data in far.objects.items():
-            if name.startswith("parts/"):
-                far.objects[name] = data[:10] + bytes(1) + data[11:]
+        for name in far.parts:
+            far.damage(name, 10)
         near.read = 0
         with stepping(store, near, far) as steps:
             store["step"] = 1
@@ -308,7 +306,7 @@ def test_a_part_that_was_refused_is_not_taken_for_that_of_the_further_place(
             patched.setattr(_target, "_TOGETHER", 1)
             steps.copy(1)
         end = first.at + first.length
-        near.objects[first.part] = near.objects[first.part][: end + 5] + bytes(9) + near.objects[first.part][end + 14 :]
+        near.damage(first.part, end + 5, 9)
         far.objects[first.part] = far.objects[first.part][:end]
         while steps.copy(1):
             pass
@@ -324,8 +322,8 @@ def test_damage_in_the_second_of_three_places(tmp_path: Path) -> None:
         steps.capture()
         steps.flush()
         assert steps.write() and steps.copy(1)
-        part = next(name for name in second.objects if name.startswith("parts/"))
-        second.objects[part] = second.objects[part][:90] + bytes(9) + second.objects[part][99:]
+        part = second.parts[0]
+        second.damage(part, 90, 9)
         with pytest.raises(pmstore.ArchiveDamagedError, match="can't have version 1"):
             archived(steps)
         store["step"] = 1
@@ -374,7 +372,7 @@ def test_a_part_that_was_lost_or_cut_in_a_further_object_store(tmp_path: Path, n
             store["data"] = os.urandom(50_000)
             store.commit()
             archived(steps)
-        part = max((name for name in far.objects if name.startswith("parts/")), key=far.size)
+        part = max(far.parts, key=far.size)
         whole = far.objects.pop(part)
         if lost:
             far.objects[part] = whole[:lost]

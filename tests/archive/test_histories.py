@@ -212,8 +212,7 @@ def test_a_version_of_another_drain_is_not_taken_for_one_that_was_read(tmp_path:
                     archived(shorter)
     row = Index.read(first).find(5)
     assert row is not None
-    data = first.objects[row.directory.part]
-    first.objects[row.directory.part] = data[:3] + bytes([data[3] ^ 1]) + data[4:]
+    first.damage(row.directory.part, 3)
     found = Archive(Sources([first, second]))
     assert list(found[5]) == ["x"], "its directory is whole"
     assert found[6]["x"][50] == 5

@@ -359,7 +359,7 @@ def test_copying_is_repeated(
         row = steps.targets[0].index.find(3)
         assert row is not None
         for part in row.parts:
-            near.objects[part] = near.objects[part][:5] + bytes(20) + near.objects[part][25:]
+            near.damage(part, 5, 20)
         Once(monkeypatch, owner, name)
         with pytest.raises(MemoryError):
             steps.copy(1)

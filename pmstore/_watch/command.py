@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
+import select
 import sys
 import threading
 import time
@@ -64,13 +66,25 @@ def _first(things: Iterable[Any], once: bool) -> Iterable[Any]:
 
 
 def _news(seen: Iterable[View]) -> Iterator[View]:
-    """Views that differ from the one before by more than the time."""
+    """Views that differ from the one before by more than the time. Raises BrokenPipeError when nobody reads standard
+    output any more: without news, nothing is written to it."""
     before = None
     for view in seen:
+        if _nobody_reads():
+            raise BrokenPipeError
         now = (view.sequence, view.writer, [fit.state for fit in view.fits])
         if now != before:
             yield view
         before = now
+
+
+def _nobody_reads() -> bool:
+    """Whether standard output is a pipe whose reader has ended."""
+    with contextlib.suppress(OSError, ValueError):  # it has no descriptor
+        output = select.poll()
+        output.register(sys.stdout.fileno(), 0)
+        return any(event & select.POLLERR for _, event in output.poll(0))
+    return False
 
 
 def _passes(directory: str) -> Iterator[list[Summary]]:

@@ -13,7 +13,14 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from pmstore._display import Row, type_text, value_text
-from pmstore._errors import UNSOUND, DecodeError, FingerprintMismatchError, StaleSnapshotError, UnknownNameError
+from pmstore._errors import (
+    UNSOUND,
+    DecodeError,
+    FingerprintMismatchError,
+    StaleSnapshotError,
+    StoreNotFoundError,
+    UnknownNameError,
+)
 from pmstore._resume.history import History, fits_of, read_history
 from pmstore._store.entrance import open as open_store
 from pmstore._store.opening import path_of
@@ -123,8 +130,7 @@ class Follower:
     def consistently(self, read: Callable[[Store], T]) -> T:
         """The result of a function that reads one commit. It is called again if a commit comes between."""
         with self._lock:
-            self._open_again_if_replaced()
-            return consistently(lambda: read(self.store), self.store.refresh)
+            return self._of_the_newest(lambda: consistently(lambda: read(self.store), self.store.refresh))
 
     def writer(self) -> str:
         """ "alive", "closed", "died" or "missing"."""
@@ -144,17 +150,33 @@ class Follower:
     def view(self, now: Callable[[], float] = time.time) -> View:
         """Go to the newest commit, and read its fits and values."""
         with self._lock:
+            return self._of_the_newest(lambda: self._look(now))
+
+    def _look(self, now: Callable[[], float]) -> View:
+        writer = self.writer()  # before the refresh, which then shows the last commit of one that has ended
+        before = self._newest
+        if before is None or before.sequence != self.store.refresh():
+            self._since = os.fstat(self.store._file_lock.fd).st_mtime if before is None else now()
+            self._newest = before = consistently(lambda: self._commit(self.store), self.store.refresh)
+        return self._view(before, writer, now())
+
+    def _of_the_newest(self, look: Callable[[], T]) -> T:
+        """The result of a look at the store that is at the path now, or was there last."""
+        while True:
             self._open_again_if_replaced()
-            writer = self.writer()  # before the refresh, which then shows the last commit of one that has ended
-            before = self._newest
-            if before is None or before.sequence != self.store.refresh():
-                self._since = os.fstat(self.store._file_lock.fd).st_mtime if before is None else now()
-                self._newest = before = consistently(lambda: self._commit(self.store), self.store.refresh)
-            return self._view(before, writer, now())
+            try:
+                return look()
+            except StaleSnapshotError:
+                if not self.store._is_replaced():
+                    raise
 
     def _open_again_if_replaced(self) -> None:
         if self.store._is_replaced():  # not if there is no file: a program that starts again may make one in a moment
-            replaced, self.store = self.store, open_store(self._place, "r")
+            try:
+                another = open_store(self._place, "r")
+            except StoreNotFoundError:  # it has gone again
+                return
+            replaced, self.store = self.store, another
             replaced.close()
             self._newest = None
             self._quiet.clear()

@@ -32,7 +32,7 @@ def names(store: Store) -> dict[str, Any]:
     more = 0
     for row in store._rows():
         if len(found) < MOST_NAMES:
-            found.append({"name": row[0], "kind": row[1], "type": type_text(row), "size": size_text(row[4])})
+            found.append(_about(row) | {"kind": row[1]})
         else:
             more += 1
     return {"names": found, "more": more}
@@ -48,7 +48,7 @@ def inside(store: Store, name: str) -> dict[str, Any]:
     row = next((row for row in store._rows() if row[0] == name), None)
     if row is None:
         raise UnknownNameError(name)
-    about = {"name": name, "type": type_text(row), "size": size_text(row[4])}
+    about = _about(row)
     if row[1] != "array":
         return about | {"text": _value_text(store, row)}
     assert row[2] is not None
@@ -62,6 +62,11 @@ def inside(store: Store, name: str) -> dict[str, Any]:
         if values.dtype.kind == "c":
             values, about["type"] = abs(values), about["type"] + ", absolute values"
         return about | _pictures(rows, values.astype(float), row[2])
+
+
+def _about(row: Row) -> dict[str, Any]:
+    """Name, type and size. A list has no size: its elements are not read."""
+    return {"name": row[0], "type": type_text(row), "size": "" if row[1] == "list" else size_text(row[4])}
 
 
 def _value_text(store: Store, row: Row) -> str:

@@ -156,8 +156,10 @@ class Handler(BaseHTTPRequestHandler):
     def _from_here(self) -> bool:
         """Whether there is one Host, and it is this machine, which no name of another one's leads to."""
         hosts = self.headers.get_all("Host", [])
+        if len(hosts) != 1 or any(sign in hosts[0] for sign in "@/?#\\"):  # a name and a port only
+            return False
         try:
-            name = urllib.parse.urlsplit(f"//{hosts[0]}").hostname if len(hosts) == 1 else None
+            name = urllib.parse.urlsplit(f"//{hosts[0]}").hostname
             return name == "localhost" or (name is not None and ipaddress.ip_address(name).is_loopback)
         except ValueError:
             return False

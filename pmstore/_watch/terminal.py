@@ -12,13 +12,17 @@ from pmstore._watch.state import Fit, count_text, duration_text, rate_text, spar
 from pmstore._watch.top import Summary
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType
+    from rich.text import Text
 
 __all__ = ["console_for", "drawn", "live", "looked", "summaries"]
 
 CURVE = 12  # characters of a curve
 
 WIDE = ("fit", "fits", "iteration", "name", "state", "store", "value", "writer")  # columns that may have two lines
+SPARE = ("curve", "lives", "rate", "left", "age", "commits", "size", "last commit")  # a narrow terminal lacks the first
+WORD = 16  # characters; a longer word may be broken
+GAP = 2  # characters between two columns
 
 STYLES = {
     "starting": "cyan",
@@ -38,8 +42,8 @@ WRITERS = {"alive": "being written", "closed": "no writer", "died": "writer died
 def console_for(once: bool) -> Console:
     """A console on standard output.
 
-    Raises ModuleNotFoundError if rich is missing, and ValueError if standard output is no terminal, unless it gets one
-    picture only.
+    Raises ModuleNotFoundError if rich is missing, and ValueError if standard output is no terminal that pictures can be
+    drawn on, unless it gets one picture only.
     """
     try:
         from rich.console import Console
@@ -50,6 +54,8 @@ def console_for(once: bool) -> Console:
     console = Console(highlight=False)
     if not once and not console.is_terminal:
         raise ValueError("standard output is no terminal: use --json for lines, or --once for one picture")
+    if not once and console.is_dumb_terminal:
+        raise ValueError("this terminal (TERM=dumb) only prints: use --json for lines, or --once for one picture")
     return console
 
 
@@ -132,16 +138,60 @@ def _curve(values: list[float | None] | None) -> str:
 
 def _table(columns: Iterable[str], rows: Iterable[list[Any]]) -> RenderableType:
     """A table of texts, or of texts with a style. ">" in front of a column's name puts it to the right."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in columns:
-        right = column.startswith(">")
-        table.add_column(
-            column.lstrip(">"), justify="right" if right else "left", overflow="fold", no_wrap=column not in WIDE
-        )
-    for row in rows:  # as Text: a name is no markup
-        cells = (cell if isinstance(cell, tuple) else (cell, "") for cell in row)
-        table.add_row(*(Text(name_text(text), style=style) for text, style in cells))
-    return table
+    pairs = ([cell if isinstance(cell, tuple) else (cell, "") for cell in row] for row in rows)
+    # As Text: a name is no markup.
+    return _Table(list(columns), [[Text(name_text(text), style=style) for text, style in row] for row in pairs])
+
+
+class _Table:
+    """A table as wide as the terminal, or less. No number is cut as long as it has room without the SPARE columns."""
+
+    def __init__(self, columns: list[str], rows: list[list[Text]]) -> None:
+        self._names = [column.lstrip(">") for column in columns]
+        self._right = [column.startswith(">") for column in columns]
+        self._rows = rows
+        self._least = [self._width(i, WORD if name in WIDE else None) for i, name in enumerate(self._names)]
+
+    def _width(self, column: int, word: int | None) -> int:
+        """Characters that a column needs: for all of its texts, or only for their words, of at most so many."""
+        texts = [row[column] for row in self._rows]
+        if word is None:
+            widths = [text.cell_len for text in texts]
+        else:
+            widths = [min(part.cell_len, word) for text in texts for part in text.split(" ")]
+        return max([len(self._names[column]), *widths])
+
+    def _widths(self, width: int) -> dict[int, int]:
+        """The columns that have room, and the width of each."""
+        shown = dict(enumerate(self._least))
+        for spare in SPARE:
+            if sum(shown.values()) + GAP * (len(shown) - 1) <= width:
+                break
+            if spare in self._names:
+                del shown[self._names.index(spare)]
+        left = max(0, width - sum(shown.values()) - GAP * (len(shown) - 1))
+        for column, least in shown.items():
+            more = min(left, self._width(column, None) - least)
+            shown[column] = least + more
+            left -= more
+        return shown
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterable[RenderableType]:
+        from rich.table import Table
+
+        table = Table(box=None, pad_edge=False, header_style="dim")
+        widths = self._widths(options.max_width)
+        for column, width in widths.items():
+            wide = self._names[column] in WIDE
+            table.add_column(
+                self._names[column],
+                justify="right" if self._right[column] else "left",
+                overflow="fold" if wide else "ellipsis",
+                no_wrap=not wide,
+                width=width,
+            )
+        for row in self._rows:
+            table.add_row(*(row[column] for column in widths))
+        yield table

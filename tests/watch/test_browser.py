@@ -50,6 +50,7 @@ def test_the_page(path: Path) -> None:
                 page.wait_for_selector("#fits .finished")
                 assert "10 of 10" in page.inner_text("#fits")
                 assert page.inner_text("#values td >> nth=0") == HOSTILE
+                assert page.inner_text("#values tr:has(svg) td >> nth=0") == "losses"
                 page.evaluate("document.querySelectorAll('details').forEach(group => { group.open = true; })")
                 page.locator("#tree button", has_text=HOSTILE.partition("/")[2]).last.click()
                 page.wait_for_selector("#inside canvas")

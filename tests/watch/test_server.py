@@ -63,7 +63,8 @@ def test_only_who_has_the_token_gets_it(server: Server) -> None:
 def test_only_on_a_loopback_address(server: Server) -> None:
     port = server.server_address[1]
     others = ("example.org", f"example.org:{port}", "10.0.0.1", "127.0.0.1.example.org", "localhost.example.org")
-    for host in (*others, "", "[", "0.0.0.0"):
+    beside = ("example.org@127.0.0.1", "127.0.0.1/example.org", "127.0.0.1#example.org", "127.0.0.1?example.org")
+    for host in (*others, *beside, "", "[", "0.0.0.0"):
         answer = asked(server, "names", Host=host)
         assert answer.status == 403 and b"with 127.0.0.1 in it" in answer.read(), host
     for host in ("127.0.0.1", "127.0.0.1:1", "[::1]:80", "localhost", f"LocalHost:{port}"):
@@ -134,6 +135,7 @@ def test_names_are_data(server: Server) -> None:
     assert answer.getheader("X-Content-Type-Options") == "nosniff"
     found = json.loads(answer.read())
     assert {"name": "model/w", "kind": "array", "type": "(3, 4) float64", "size": "96 B"} in found["names"]
+    assert [row["size"] for row in found["names"] if row["name"] == "losses"] == [""]  # a list is not read
     assert HOSTILE in [row["name"] for row in found["names"]] and found["more"] == 0
     assert inside_of(server, HOSTILE)["text"] == repr(HOSTILE)
     for name in ("none", "", "<script>"):

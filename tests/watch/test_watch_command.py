@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import re
+import signal
 import sys
 import threading
+from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -85,6 +90,72 @@ def test_a_picture(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
     assert status == 0 and "run.pm" in out and "fits/fall 3/10 closed" in out
 
 
+class Deep(Falling):
+    """Falls from a height with many digits."""
+
+    max_iter = 300
+
+    def start(self) -> None:
+        self.state.height = 8 * 2.252448e10
+
+
+@pytest.mark.parametrize("columns", [100, 80, 50])
+def test_a_narrow_terminal_shows_fewer_columns_and_whole_numbers(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with contextlib.suppress(InterruptedError):
+        Deep(3).run(path, "fits/deep")
+    out = run(capsys, "watch", path, "fits", "--once")[1]
+    assert "2.252448e+10" in out and "3/300" in out and "fits/deep" in out and "closed" in out
+    assert ("curve" in out) == (columns > 50)
+
+
+@pytest.mark.parametrize("columns", [28, 1])
+def test_a_terminal_that_is_too_narrow_marks_what_it_cuts(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, columns: int
+) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setenv("COLUMNS", str(columns))
+    with contextlib.suppress(InterruptedError):
+        Deep(3).run(path, "fits/deep")
+    for command in (("top", path.parent), ("watch", path, "fits")):
+        status, out, err = run(capsys, *command, "--once")
+        assert (status, err) == (0, "") and all(len(line) <= columns for line in out.splitlines())
+    assert columns == 1 or re.search(r"2\.252\d*…", out)
+
+
+def test_a_terminal_that_only_prints(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "dumb")
+    for command in (("watch", path), ("top", path.parent)):
+        status, out, err = run(capsys, *command)
+        assert (status, out) == (2, "") and "TERM=dumb" in err and "--json" in err
+        assert run(capsys, *command, "--once")[0] == 0
+
+
+def test_lines_end_with_their_reader(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if there is no news that could not be written."""
+    reading, writing = os.pipe()
+
+    def views(follower: Follower, stopped: threading.Event) -> Iterator[follow.View]:
+        for number in range(3):
+            assert number < 2, "it goes on looking"
+            yield follower.view()
+            if not number:
+                assert json.loads(os.read(reading, 1 << 20))["path"] == str(path)
+                os.close(reading)
+
+    monkeypatch.setattr("pmstore._watch.command.views", views)
+    with open(writing, "w") as output:
+        monkeypatch.setattr(sys, "stdout", output)
+        assert _cli.main(["watch", "--json", str(path)]) == 128 + signal.SIGPIPE
+
+
 def test_errors(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     status, out, err = run(capsys, "watch", path, "nothing", "--once")
     assert (status, out) == (2, "") and "'fits/fall'" in err and "'epoch'" in err and "fall/progress" not in err
@@ -135,6 +206,33 @@ def test_it_follows_commits_and_a_store_that_is_replaced(path: Path, monkeypatch
         with pmstore.open(path, "w") as store:
             store["epoch"] = "new"
         assert next(view for view in seen if view.values and view.values[0].text == "'new'").sequence == 1
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_a_store_that_is_replaced_during_a_look(path: Path, monkeypatch: pytest.MonkeyPatch, gone: bool) -> None:
+    """gone: and deleted before the new one is opened."""
+    writer, opened, replaced = Follower.writer, follow.open_store, []
+
+    def replace(follower: Follower) -> str:
+        found = writer(follower)
+        if not replaced:
+            replaced.append(path)
+            path.unlink()
+            with pmstore.open(path) as store:
+                store["epoch"] = "new"
+        return found
+
+    def open_store(place: Any, mode: Any) -> pmstore.Store:
+        if gone:
+            path.unlink(missing_ok=True)
+        return opened(place, mode)
+
+    with Follower(path, ["epoch"]) as follower:
+        assert follower.view().values[0].text == "7"
+        monkeypatch.setattr(Follower, "writer", replace)
+        monkeypatch.setattr(follow, "open_store", open_store)
+        view = follower.view()
+    assert [value.text for value in view.values] == (["7"] if gone else ["'new'"])
 
 
 def test_many_fits_and_values(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 __all__ = [
     "AbandonedTransactionWarning",
@@ -260,6 +260,18 @@ MALFORMED = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError
 
 UNRELATED = (MemoryError, RecursionError, TimeoutError)
 """Errors that do not mean damage. The decoder of a user may raise any other exception for damaged bytes."""
+
+
+@contextlib.contextmanager
+def memory_errors() -> Iterator[None]:
+    """Internal. A RuntimeError of a codec that lacked memory leaves the block as a MemoryError: zstd raises no other
+    one."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "memory" in str(error):
+            raise MemoryError(str(error)) from error
+        raise
 
 
 def of(what: str, error: Error) -> Error:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from pmstore._catalog.names import NAME_PREFIX, name_of
-from pmstore._errors import UNRELATED, ArchiveDamagedError, ArchiveError
+from pmstore._errors import UNRELATED, ArchiveDamagedError, ArchiveError, memory_errors
 
 if TYPE_CHECKING:
     from pmstore.codecs import LCDelta
@@ -215,8 +215,9 @@ class Chain(NamedTuple):
         data: Any = contents
         if self.delta:
             data = (self._elements(contents) - self._elements(before)).view(np.uint8)  # type: ignore[arg-type]
-        for config in self.configs:
-            data = _made(config).encode(data)
+        for codec in map(_made, self.configs):
+            with memory_errors():
+                data = codec.encode(data)
         if isinstance(data, np.ndarray) and np.may_share_memory(data, contents):  # the contents may change
             data = bytes(data)
         return memoryview(data).cast("B")
@@ -255,7 +256,8 @@ class Chain(NamedTuple):
             for number in range(len(codecs) - 1, -1, -1):
                 known = all(config["id"] in _SAME_SIZE for config in self.configs[:number])
                 # With a place for the result, a codec does not make one as large as the bytes claim.
-                data = codecs[number].decode(data, out=np.empty(count, np.uint8) if known else None)
+                with memory_errors():
+                    data = codecs[number].decode(data, out=np.empty(count, np.uint8) if known else None)
             out = np.frombuffer(data, np.uint8)
         except UNRELATED:
             raise

@@ -427,8 +427,7 @@ class Drain:
                 self._pause()
             self._refuse_replaced()
         finally:
-            if not self._ended[1]:  # versions in memory are archived, also if a later capture fails
-                self._flush()
+            self._flush()  # versions in memory are archived, also if a later capture fails
 
     def _capture_each(self) -> None:
         """Captures until the drain is to end."""
@@ -496,8 +495,12 @@ class Drain:
         self._trouble.stop.wait(_PAUSE)
 
     def _flush(self) -> None:
-        with self._capturing:
-            self._steps.flush()
+        while not self._ended[1]:
+            with self._capturing:
+                flushed = self._tried(-1, self._steps.flush)
+            if flushed is not None:
+                break
+            self._pause()
         self._tell()
 
     def _tell(self) -> None:
@@ -523,15 +526,21 @@ class Drain:
             elif stepped:
                 self._tell()
             elif before:
-                if number > 1:
-                    self._steps.copy_tags(number - 1)
-                self._steps.end(number - 1)
-                lost = self._steps.targets[number - 1].lost
-                self._errors[number] = None if lost is None else lost[1]
-                return
+                if self._tried(number, functools.partial(self._finish, number)):
+                    return
+                self._pause()
             else:
                 with self._changed:
                     self._changed.wait(_TURN)
+
+    def _finish(self, number: int) -> bool:
+        """The last steps of a place that is up to date."""
+        if number > 1:
+            self._steps.copy_tags(number - 1)
+        self._steps.end(number - 1)
+        lost = self._steps.targets[number - 1].lost
+        self._errors[number] = None if lost is None else lost[1]
+        return True
 
 
 _drains: weakref.WeakSet[Drain] = weakref.WeakSet()

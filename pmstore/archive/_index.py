@@ -235,7 +235,8 @@ class Index:
 
 def _stacked(indexes: Sequence[Index], until: int | None = None) -> tuple[dict[int, Any], int | None]:
     """The rows of all versions, those of the first index on top; and the first version whose contents differ, although
-    nobody approximates it. Before version `until`, rows that have all that they need come before others."""
+    nobody approximates it. Rows that have all that they need come before others; from version `until` on, only before
+    others with the same contents."""
     rows: dict[int, Any] = {}
     ranks: dict[int, tuple[bool, bool]] = {}
     parted: int | None = None
@@ -243,12 +244,21 @@ def _stacked(indexes: Sequence[Index], until: int | None = None) -> tuple[dict[i
         lacking = index._lacking()
         for row in index._rows[: index._count]:
             version, there = row[0], rows.get(row[0])
-            rank = row[-1] is True, version not in lacking or (until is not None and version >= until)
-            if there is None or rank >= ranks[version]:
+            rank = row[-1] is True, version not in lacking
+            if there is None:
                 rows[version], ranks[version] = row, rank
-            if there is not None and _is_exact(there) and _is_exact(row) and there[_STATE] != row[_STATE]:
+                continue
+            alike = _state(there) == _state(row)
+            counted = 2 if until is None or version < until or alike else 1  # of the two attributes of a rank
+            if rank[:counted] >= ranks[version][:counted]:
+                rows[version], ranks[version] = row, rank
+            if not alike and _is_exact(there) and _is_exact(row):
                 parted = version if parted is None else min(parted, version)
     return rows, parted
+
+
+def _state(row: Any) -> Any:
+    return row[_STATE] if len(row) == _FIELDS else None
 
 
 def _is_exact(row: Any) -> bool:
@@ -348,8 +358,11 @@ class IndexWriter:
         )
 
     def append(self, rows: Sequence[Row]) -> None:
-        """Adds versions, durably; they are newer than all others."""
-        while rows:
+        """Adds versions, durably; they are newer than all others. Those that are there are left out.
+
+        Raises ArchiveConflictError if there are other contents of a version, or a later version without it.
+        """
+        while rows := self._new(rows):
             number = self.index.last + 1
             segment, packed = Segment(number, number, 0), [row.packed() for row in rows]
             index = self.index.added(segment, packed)
@@ -358,7 +371,7 @@ class IndexWriter:
                 self._place.create(segment.name, wrapped(SEGMENT, segment.name, packed))
             except ObjectExistsError:
                 self.require_newest()
-                rows = self._take_late(rows)
+                self._take_late()
                 continue
             self.require_newest()  # or else a newer writer may have merged its own object of this name away
             self.index, self._added = index, number
@@ -385,25 +398,25 @@ class IndexWriter:
         place.put(*self._told(self._token, last))
         self._freed = last
 
-    def _take_late(self, rows: Sequence[Row]) -> list[Row]:
-        """Takes over the versions of a flush that a writer had under way when this one began. Returns the other rows.
-
-        Raises ArchiveConflictError if it has other contents of a version, or lacks one.
-        """
+    def _take_late(self) -> None:
+        """Takes over the versions of a flush that a writer had under way when this one began."""
         late = Index.read(self._place, self.index, least=self.index.last)
         if late.last == self.index.last:
             raise ArchiveDamagedError(
                 f"the name of the next object of the index is taken in {self._place.url}, and no object is listed: "
                 "move away what has the name, if it is no file. A cache may give an older list: try again later"
             )
-        common = [row for row in rows if row.version <= late.newest]
-        if any((there := late.find(row.version)) is None or there.state != row.state for row in common):
+        self.index = late
+
+    def _new(self, rows: Sequence[Row]) -> Sequence[Row]:
+        """The rows of versions that are not there."""
+        common = [row for row in rows if row.version <= self.index.newest]
+        if any((there := self.index.find(row.version)) is None or there.state != row.state for row in common):
             raise ArchiveConflictError(
                 f"an earlier drain to {self._place.url} has just written a version with other contents, such as "
                 "another approximation: begin the drain again"
             )
-        self.index = late
-        return list(rows[len(common) :])
+        return rows[len(common) :]
 
     def _merge(self) -> None:
         while (due := _due([segment for segment, _ in self.index.segments])) is not None:

@@ -105,11 +105,11 @@ def forget(
     if not going:
         return
     before = writer.index
+    unneeded.update(part for row in before.rows() for part in row.parts)  # perhaps; also if a step below fails
     writer.change(_without(before, going))
     late = going.intersection(tagged())
     if late:
         writer.change(_without(before, going - late), before)
-    unneeded.update(part for row in before.rows() for part in row.parts)
     unneeded.difference_update(part for row in writer.index.rows() for part in row.parts)
     writer.require_newest()
     place.once.delete(sorted(unneeded))

@@ -201,9 +201,11 @@ class Steps:
         self._writing.room = room
         self._writing.tell = self._tell = tell
 
-    def flush(self) -> None:
-        """Hands the versions that were encoded over to the first place."""
+    def flush(self) -> bool:
+        """Hands the versions that were encoded over to the first place. False if there are none."""
+        encoded = self.encoded
         self._writing.flush()
+        return encoded
 
     def write(self) -> bool:
         """Writes the oldest of the waiting flushes to the first place. False if there is none."""
@@ -222,14 +224,13 @@ class Steps:
         self._writing.distrust(target.damaged)
         if not copied:
             return False
-        if self.copy_tags(number):
-            self._retain(number)
+        self.copy_tags(number)
+        self._retain(number)
         return True
 
-    def copy_tags(self, number: int) -> bool:
-        """Copies the tags of the place before to a further place, before versions are removed there. False if some can
-        not be copied now."""
-        return self.targets[number].copy_tags(self.targets[number - 1].place)
+    def copy_tags(self, number: int) -> None:
+        """Copies the tags of the place before to a further place, before versions are removed there."""
+        self.targets[number].copy_tags(self.targets[number - 1].place)
 
     def end(self, number: int) -> None:
         """A place gets no more versions."""

@@ -164,7 +164,9 @@ class Target:
         self._tagged: dict[str, int] = {}  # tags and their versions, when versions were removed last,
         self._removals_here: list[str] = []  # and the removals of tags then
         self._removals: set[str] = set()  # of tags, that count here no more
+        self._waiting: set[int] = set()  # versions whose tags can't be copied, as the place keeps older ones
         self._swept = False
+        self._put: set[str] = set()  # parts of this drain that no row names yet
         self._unneeded: set[str] = set()  # parts that could not be deleted
 
     def _look(self) -> None:
@@ -215,13 +217,24 @@ class Target:
 
     def write(self, flush: Flush) -> None:
         """Makes versions part of the archive (I24)."""
+        self._put.update(name for name, _ in flush.parts)
         for name, pieces in flush.parts:
             self.place.put(name, pieces)
         self.append(flush.rows)
+        self._delete_unnamed(flush.rows)
+
+    def _delete_unnamed(self, rows: Sequence[Row]) -> None:
+        """Deletes the parts that captures have left that failed. A version names no part that was filled before those
+        of an older one, unless that names it, too."""
+        named = {part for row in rows for part in row.parts}
+        newest = max(self._put & named, default="")
+        done = {name for name in self._put if name <= newest}
+        self._put -= done
+        with contextlib.suppress(ArchiveUnavailableError):  # the next drain sweeps
+            self.place.once.delete(sorted(done - named))
 
     def append(self, rows: Sequence[Row]) -> None:
         """The rows of versions whose parts are there. Those that were added already are left out."""
-        rows = [row for row in rows if row.version > self.last]
         if rows:
             self._writer.append(rows)
             if not self._swept:
@@ -299,11 +312,12 @@ class Target:
         """Parts of the place before that were found damaged."""
         return set() if self._copying is None else self._copying.damaged
 
-    def copy_tags(self, source: Place) -> bool:
+    def copy_tags(self, source: Place) -> None:
         """Copies tags of versions that are here from another place, but for damaged ones, and removals of tags. A tag
-        that names another version here stays. False if a tag could not be taken away here: another one may wait for
-        its name."""
-        complete = self._copy_removals(source)  # before it looks for tags: one may take the place of another
+        that names another version here stays. If it could not be taken away here, the version that waits for its name
+        stays as well."""
+        refused = self._copy_removals(source)  # before it looks for tags: one may take the place of another
+        waiting = set()
         for name in source.list("tags"):
             if name in self._tags:
                 continue
@@ -311,14 +325,18 @@ class Target:
                 version = tag_of(Sources([source]), name)
                 if not self.index.keeps(version):
                     continue
+                if name in refused:
+                    waiting.add(version)
+                    continue
                 with contextlib.suppress(ObjectExistsError):
                     self.place.create(f"tags/{name}", wrapped(TAG, f"tags/{name}", version))
                 self._tags.add(name)
-        return complete
+        self._waiting = waiting
 
-    def _copy_removals(self, source: Place) -> bool:
-        """Takes away the tags that were taken away in another place. False if the place here refuses that."""
-        complete = True
+    def _copy_removals(self, source: Place) -> set[str]:
+        """Takes away the tags that were taken away in another place. Returns those that the place here does not let
+        go."""
+        refused = set()
         new = [removal for removal in source.list("untagged") if removal not in self._removals]
         here = self.place.list("untagged") if new else []
         for removal in new:
@@ -341,14 +359,15 @@ class Target:
                 if tag_of(Sources([self.place]), name) == version:
                     self.place.once.delete([f"tags/{name}"])
             except ArchiveUnavailableError:
-                complete = False  # the next versions try again
+                refused.add(name)  # the next versions try again
+                self._tags.discard(name)
                 continue
             except (MissingObjectError, ArchiveDamagedError):
                 pass
             self._tags.discard(name)
             _put_removal(self.place, removal)
             self._removals.add(removal)
-        return complete
+        return refused
 
     def _refuse_other_past(self, near: Index, row: Row) -> None:
         """Raises ArchiveConflictError if a differential is to a version that is another one here."""
@@ -371,7 +390,7 @@ class Target:
         """Removes versions that do not stay. until: the newest that this place and all further ones have."""
         if keep != Keep() and len(self.index):
             now = time.time()
-            if leaving(self.index, keep, self._tagged.values(), now, until):
+            if leaving(self.index, keep, {*self._tagged.values(), *self._waiting}, now, until):
                 self._forget(leaving(self.index, keep, self._read_tagged(), now, until))
 
     def forget(self, going: set[int]) -> None:
@@ -390,7 +409,8 @@ class Target:
                 self._copying.look()
 
     def _read_tagged(self) -> Collection[int]:
-        """The versions that have a tag here. A tag is read once: none changes, unless it is taken away first."""
+        """The versions that have a tag here, or wait for one. A tag is read once: none changes, unless it is taken away
+        first."""
         removals = self.place.list("untagged")
         if removals != self._removals_here:
             self._removals_here, self._tagged = removals, {}
@@ -398,7 +418,7 @@ class Target:
         for name in self.place.list("tags"):
             with contextlib.suppress(MissingObjectError):  # it was taken away meanwhile
                 self._tagged[name] = known[name] if name in known else self._tag_of(name)
-        return self._tagged.values()
+        return {*self._tagged.values(), *self._waiting}
 
     def _tag_of(self, name: str) -> int:
         try:

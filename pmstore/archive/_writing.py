@@ -24,7 +24,7 @@ from pmstore._catalog.names import NAME_PREFIX, NOTE_KEY, name_of
 from pmstore._core import Entry, hash64
 from pmstore.archive._capture import Approximation, Change, Changes
 from pmstore.archive._codecs import FRAME, LOSSY, Bytes, Chain, Codecs
-from pmstore.archive._format import Directory, Frame, Item, Loss, Piece, Row, part_name
+from pmstore.archive._format import Directory, Frame, Item, Loss, Piece, Row, part_name, writer_of
 
 if TYPE_CHECKING:
     from pmstore.codecs._passes import Buckets, Coder
@@ -127,8 +127,9 @@ class Writing:
     def roll_back(self) -> None:
         """Forget what was encoded of a version that will not be, but for parts that were handed over already. After a
         MemoryError it is as if it had not been called."""
-        own = part_name(self._writer, 0)[:-10]
-        have = {name: one for name, one in self._have.items() if not one[0].piece.part.startswith(own)}
+        first = part_name(self._writer, self._mark[0])  # of the parts that are forgotten, too
+        parts = ((name, one, one[0].piece.part) for name, one in self._have.items())
+        have = {name: one for name, one, part in parts if part < first or writer_of(part) != self._writer}
         self._number, self._pieces, count, self._length, full, self._full_bytes, self._written = self._mark
         del self._pieces[count:], self._full[full:]
         self._have = have

@@ -17,6 +17,7 @@ import numpy as np
 from numcodecs import Shuffle, Zstd
 
 from pmstore._core import ffi, lib
+from pmstore._errors import memory_errors
 
 __all__ = ["DOUBLE", "Buckets", "Bytes", "Changes", "Coder", "Errors", "Kind", "decoded", "kind_of", "plain"]
 
@@ -197,7 +198,7 @@ class Coder:
             self._body = np.empty(2 * length, np.uint8)
         body = np.concatenate(parts, out=self._body[:length])
         header = _HEADER.pack(_CODED, kind.number, bits, len(values), exact, count, packed)
-        return header + Zstd(level=_LEVEL).encode(body), out, errors
+        return header + _compressed(body), out, errors
 
 
 def _values(table: Bytes, changes: Changes) -> Any:
@@ -222,10 +223,15 @@ def _by_code(values: Any) -> Any:
 def plain(data: Bytes, size: int) -> bytes:
     """The bytes of data without loss. size: bytes of an element. They are at most 24 bytes more."""
     shuffled = Shuffle(elementsize=size).encode(data) if size > 1 else data
-    made = Zstd(level=_LEVEL).encode(np.concatenate([np.frombuffer(shuffled, np.uint8), [np.uint8(_END)]]))
+    made = _compressed(np.concatenate([np.frombuffer(shuffled, np.uint8), [np.uint8(_END)]]))
     if len(made) < len(data):
         return _HEADER.pack(_SHUFFLED, size, 0, 0, 0, len(data), 0) + bytes(made)
     return _HEADER.pack(_RAW, size, 0, 0, 0, len(data), 0) + data.tobytes()
+
+
+def _compressed(body: Bytes) -> bytes:
+    with memory_errors():
+        return bytes(Zstd(level=_LEVEL).encode(body))
 
 
 def decoded(stored: Any, before: Bytes | None, most: int = _MOST) -> Bytes:
@@ -282,7 +288,8 @@ def _body(stored: Bytes, count: int) -> Bytes:
     """`count` bytes that were compressed."""
     out = np.zeros(count + 1, np.uint8)
     try:
-        Zstd().decode(stored, out=out)
+        with memory_errors():
+            Zstd().decode(stored, out=out)
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"the lossy difference is damaged: {error}") from error
     _require(out[-1] == _END, "its length")

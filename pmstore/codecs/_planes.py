@@ -21,6 +21,7 @@ from numcodecs.compat import ensure_contiguous_ndarray, ndarray_copy
 from numcodecs.registry import register_codec
 
 from pmstore._core import ffi, lib
+from pmstore._errors import memory_errors
 
 __all__ = ["Planes", "decode_into", "encoded"]
 
@@ -64,7 +65,8 @@ def encoded(data: Bytes, before: Bytes | None, size: int) -> list[Any]:
             continue
         raw = planes[first * count : plane * count]
         looks_random = dense >> first & 1
-        made = _zstd(_QUICK if looks_random else _LEVEL).encode(raw) if len(raw) else b""
+        with memory_errors():
+            made = _zstd(_QUICK if looks_random else _LEVEL).encode(raw) if len(raw) else b""
         packed = len(made) < len(raw) - (len(raw) // _WORTH if looks_random else 0)
         kept = made if packed else raw.data
         runs.append(_RUN.pack(plane - first, _ZSTD if packed else _RAW, len(kept)))
@@ -91,7 +93,8 @@ def decode_into(stored: Any, before: Bytes | None, size: int, out: Bytes) -> Non
         elif method == _ZSTD:
             place = decoded[len(planes) * count : (len(planes) + number) * count]
             try:
-                _zstd(_LEVEL).decode(view[at : at + length], out=place)
+                with memory_errors():
+                    _zstd(_LEVEL).decode(view[at : at + length], out=place)
             except RuntimeError as error:
                 raise ValueError(f"planes can't be decompressed: {error}") from error
             first = _pointer(place) + 0

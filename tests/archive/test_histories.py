@@ -198,6 +198,91 @@ def test_places_that_part_later_complete_each_other_before(tmp_path: Path) -> No
     assert [found[version]["x"][1] for version in found.versions()] == [0] * 6 + [3, 6, 9]
 
 
+def test_versions_with_the_same_contents_complete_each_other_afterwards(tmp_path: Path) -> None:
+    """A store that was compacted has other spare rows, which its program overwrites later."""
+    first, second = Memory(), Memory()
+    path = tmp_path / "store.pm"
+    with pmstore.open(path) as store:
+        store.create_array("rows", (0, 1000), maxshape=(None, 1000))
+        store.append("rows", np.ones((1, 1000)))
+        store["gone"] = np.zeros(100_000)
+        store["x"] = np.zeros(3000)
+        store.commit()
+        del store["gone"]
+        store.resize("rows", 0)
+        store.commit()
+        with stepping(store, first) as steps:
+            archived(steps)
+    pmstore.compact(path)
+    with pmstore.open(path) as store:
+        with stepping(store, second) as steps:
+            archived(steps)
+        with stepping(store, first) as one, stepping(store, second) as other:
+            for step in range(7):
+                if step == 1:
+                    del store["rows"]
+                store["x"][step * 10] += 1
+                store.commit()
+                archived(one)
+                if step < 6:
+                    archived(other)
+    first.objects[f"index/{first.list('index')[-3]}"] = b"damaged"
+    with pytest.warns(pmstore.ArchiveWarning):
+        found = Archive(Sources([first, second]))
+    alone = Archive(Sources([second]))
+    for version in alone.versions()[2:]:
+        assert same(found[version]["x"], alone[version]["x"]), version
+    with pytest.warns(pmstore.ArchiveWarning, match="an older version is restored"):
+        assert found.restore(tmp_path / "restored.pm") == alone.latest
+
+
+class Late(Memory):
+    """The place of a writer that does not see newer ones, from some time on."""
+
+    late = False
+
+    def list(self, folder: str) -> list[str]:
+        return ["000001"] if self.late and folder == "writers" else super().list(folder)
+
+
+@pytest.mark.parametrize("how", ["next", "together", "newest"])
+def test_a_flush_that_was_under_way_is_taken_for_the_versions_that_it_has(tmp_path: Path, how: str) -> None:
+    """Another copy goes on. It computes the first version of that flush with the same bits, and others with others. It
+    makes a version of each commit, perhaps together with the first; or only of those that the flush has."""
+    path, other = tmp_path / "store.pm", tmp_path / "other.pm"
+    place = Memory()
+    before = Late(place.objects)
+
+    def step(store: pmstore.Store, by: int) -> None:
+        store["x"][:] = np.arange(3000) * (10 * store.sequence + by)
+        store.commit()
+
+    with pmstore.open(path) as store, stepping(store, before) as late:
+        store.create_array("x", (3000,))
+        store.commit()
+        archived(late)
+        shutil.copy(path, other)
+        for number in range(3):
+            step(store, 0)
+            if number != 1:
+                late.capture()
+        late.flush()
+        with pmstore.open(other) as copy, stepping(copy, place) as steps:
+            before.late = True
+            while late.write():
+                pass
+            for number, by in enumerate([0, 1, 1, 1]):
+                step(copy, by)
+                if number != 1 or how != "newest":
+                    steps.capture()
+                if number == 0 and how != "together":
+                    archived(steps)
+            with pytest.raises(pmstore.ArchiveConflictError, match="other contents"):
+                archived(steps)
+    found = Archive(Sources([place]))
+    assert found.versions() == [1, 2, 4] and found.verify().ok
+
+
 def test_a_version_of_another_drain_is_not_taken_for_one_that_was_read(tmp_path: Path) -> None:
     """The first place has version 5 with damaged contents, the second one has it whole, and alone has version 6."""
     first, second = Memory(), Memory()

@@ -14,7 +14,7 @@ import pytest
 
 import pmstore
 from pmstore import archive
-from pmstore.archive import _capture, _drain, _steps
+from pmstore.archive import _capture, _codecs, _drain, _steps
 from pmstore.archive._archive import Archive
 from pmstore.archive._copying import Copying
 from pmstore.archive._index import Index, IndexWriter
@@ -24,9 +24,11 @@ from pmstore.archive._sources import Sources
 from pmstore.archive._steps import Steps
 from pmstore.archive._target import Target
 from pmstore.archive._writing import Writing
-from tests.archive.stepping import Memory, archived, stepping
+from tests.archive.stepping import Memory, archived, same, stepping
 
 pytest.importorskip("numcodecs")
+
+from pmstore.codecs import _passes, _planes
 
 
 class Undeleting(Memory):
@@ -97,7 +99,7 @@ def test_parts_that_a_place_could_not_delete_go_with_the_next_versions(tmp_path:
 
 
 def test_a_tag_that_a_further_place_can_not_take_away_yet(tmp_path: Path) -> None:
-    """The tag is another version's by now. No version is removed there before the tag is right."""
+    """The tag is another version's by now, which stays there although it has no tag."""
     near, far = Memory(), Undeleting(True)
     far.refuses = False
     with pmstore.open(tmp_path / "store.pm") as store, stepping(store, near, patient(far), keep=3) as steps:
@@ -120,6 +122,33 @@ def test_a_tag_that_a_further_place_can_not_take_away_yet(tmp_path: Path) -> Non
         some(3)
     found = Archive(Sources([far]))
     assert found.tags == {"best": 4} and found[4]["x"][0] == 3 and 2 not in found
+
+
+def test_a_further_place_that_keeps_a_tag_for_good(tmp_path: Path) -> None:
+    """Its other versions go as before, and the one that is tagged now stays."""
+    near, far, told = Memory(), Undeleting(False), []
+    far.refuses = False
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, near, patient(far), keep=3) as steps:
+        steps._writing.base_after = 0
+        steps.attach(lambda: None, told.append)
+
+        def some(count: int) -> None:
+            for _ in range(count):
+                store["x"] = np.full(3000, store.sequence)
+                store.commit()
+                archived(steps)
+
+        some(2)
+        Archive(Sources([near])).tag("best", 2)
+        some(2)
+        far.refuses = True
+        Archive(Sources([near])).untag("best")
+        some(20)
+        Archive(Sources([near])).tag("best", 23)
+        some(20)
+    found = Archive(Sources([far]))
+    assert found.versions() == [2, 23, 42, 43, 44] and found[23]["x"][0] == 22
+    assert len(told) == 1 and "versions stay that could go" in told[0]
 
 
 @pytest.fixture(autouse=True)
@@ -263,6 +292,105 @@ def test_what_failed_captures_encoded_is_forgotten(tmp_path: Path, monkeypatch: 
         found = Archive(Sources([place]))
         assert sum(map(len, place.objects.values())) < 2 * 2 * 30_000 * 8
         assert found[1]["a"][5] == store["a"][5] and found.verify().ok
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_parts_of_failed_captures_do_not_pile_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changes: bool
+) -> None:
+    """The version is larger than a part, so that some are in the place before it is whole. changes: while the process
+    lacks memory, other commits come."""
+    place = Memory()
+    random = np.random.default_rng(0)
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, place, part_size=1 << 17) as steps:
+        store["first"] = 1
+        store.commit()
+        archived(steps)
+        for name in "abcdefgh":
+            store[name] = random.random(1 << 14)
+        store.commit()
+        held = []
+        for _ in range(5):
+            with monkeypatch.context() as patched, pytest.raises(MemoryError):
+                patched.setattr(Writing, "_row", no_memory)
+                steps.capture()
+            while steps.write():
+                pass
+            held.append(len(place.parts))
+            if changes:
+                store["e"] = random.random(1 << 14)
+                store.commit()
+        assert held[0] > 5 and (changes or held == held[:1] * 5)
+        archived(steps)
+        found = Archive(Sources([place]))
+        assert found.verify().ok and same(found[store.sequence]["h"], store["h"])
+        assert set(place.parts) == {part for row in Index.read(place).rows() for part in row.parts}
+        store["h"][:] = 1
+        store.commit()
+        archived(steps)
+        assert Archive(Sources([place])).verify().ok
+
+
+class NoMemory:
+    """A codec that lacks memory, as numcodecs tells of it."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        pass
+
+    def encode(self, data: Any) -> bytes:
+        raise RuntimeError("Zstd compression error: b'Allocation error : not enough memory'")
+
+    def decode(self, data: Any, out: Any = None) -> Any:
+        raise RuntimeError("Zstd decompression error: b'Allocation error : not enough memory'")
+
+
+@pytest.mark.parametrize("codec", ["zstd", {"id": "zstd", "level": 3}, "lossy"], ids=["default", "own", "lossy"])
+def test_codecs_that_lack_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, codec: Any) -> None:
+    """The version is captured later, with the same codec; a version that is read then is not damaged."""
+    place, told = Memory(), []
+    chosen = pmstore.codecs.LCDelta() if codec == "lossy" else codec
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, place, codec=chosen) as steps:
+        steps.attach(lambda: None, told.append)
+        store["x"], store["text"] = np.random.default_rng(0).random(3000), "x" * 5000
+        store.commit()
+        archived(steps)
+        store["x"] += 1e-3
+        store.commit()
+        with monkeypatch.context() as patched:
+            patched.setattr(_planes, "_zstd", NoMemory)
+            patched.setattr(_passes, "Zstd", NoMemory)
+            if codec != "lossy":
+                patched.setattr(_codecs, "_made", NoMemory)
+            with pytest.raises(MemoryError, match="not enough memory"):
+                steps.capture()
+            with pytest.raises(MemoryError):
+                Archive(Sources([place]))[1]["x"]
+        archived(steps)
+    found = Archive(Sources([place]))
+    assert found.versions() == [1, 2] and found.verify().ok and not told
+    assert abs(found[2]["x"] - found[1]["x"] - 1e-3).max() < 1e-3
+
+
+@pytest.mark.parametrize("step", ["flush", "copy_tags", "end"])
+def test_other_steps_that_lack_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str) -> None:
+    failures, real = [MemoryError()] * 3, getattr(Steps, step)
+
+    def failing(*arguments: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return real(*arguments)
+
+    monkeypatch.setattr(Steps, step, failing)
+    places = [tmp_path / "near", tmp_path / "far"]
+    with (
+        pmstore.open(tmp_path / "store.pm") as store,
+        pytest.warns(pmstore.ArchiveWarning, match="no memory; the drain"),
+        store.drain(places) as drain,
+    ):
+        store["x"] = 1
+        store.commit()
+        drain.wait()
+    assert not failures and all(archive.open(place).verify().ok for place in places)
 
 
 def test_a_version_that_was_encoded_before_the_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

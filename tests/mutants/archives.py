@@ -21,6 +21,7 @@ from tests.archive import (
     test_lossy,
     test_places,
     test_removed,
+    test_shortages,
     test_sweeps,
 )
 from tests.archive.stepping import Memory, archived, stepping
@@ -217,6 +218,22 @@ NOTICED = [
         "False",
         "a version is lost in both places, and the further one had it whole",
     ),
+    Mutant(
+        "other-contents-of-a-late-flush",
+        "W",
+        INDEX,
+        "there.state != row.state",
+        "False",
+        "a version is a differential to one that the list has with other contents",
+    ),
+    Mutant(
+        "parts-of-a-failed-capture-named",
+        "W",
+        WRITING,
+        "part < first or writer_of(part) != self._writer",
+        "True",
+        "a version names a part that is not written",
+    ),
 ]
 MUTANTS = [mutant._replace(parts=("archives",)) for mutant in NOTICED]
 
@@ -242,6 +259,9 @@ def archives(directory: Path) -> None:
     test_histories.test_a_compacted_copy_with_other_contents("also", folder("compacted"))
     test_histories.test_a_version_whose_previous_one_only_another_copy_has(folder("copy"), False)
     test_histories.test_two_drains_of_other_exactness_at_once(folder("exactness"))
+    test_histories.test_a_flush_that_was_under_way_is_taken_for_the_versions_that_it_has(folder("late"), "newest")
+    with pytest.MonkeyPatch.context() as patch:
+        test_shortages.test_parts_of_failed_captures_do_not_pile_up(folder("failed"), patch, True)
     test_removed.test_a_version_that_is_tagged_while_it_goes(True, 2, folder("tagged"))
     test_removed.test_a_tag_is_read_once(folder("tags"))
     for wait in (0, 2):

@@ -70,7 +70,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "_shelf": {"_errors", "_locks", "_store"},
     "_interchange": {"_catalog", "_core", "_display", "_errors", "_store", "_values"},
     "_resume": {"_errors", "_interrupts", "_locks", "_store", "_values"},
-    "codecs": {"_core"},
+    "codecs": {"_core", "_errors"},
     "archive": {
         "_catalog",
         "_core",

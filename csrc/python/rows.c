@@ -86,17 +86,18 @@ static bool ask_clock(const Rows *rows, double *now)
     return known;
 }
 
-/* Writes a row. False: nothing is written, and no error is set. */
+/* Writes a row. False: nothing is written, the clock was not asked, and no error is set; or else with an error. The
+ * clock may be one that tells each time once. */
 static bool write_row(Rows *rows, PyObject *const *arguments)
 {
     double figures[FIGURES_MOST], now, seconds;
+    if (rows->place >= rows->end) return false;
     if (!take_figures(rows, arguments[3], figures)) return false;
     long run = PyLong_AsLong(arguments[0]);
     long long iteration = PyLong_AsLongLong(arguments[1]);
     if (run != (int)run || ((run == -1 || iteration == -1) && PyErr_Occurred())) return false;
     if (!as_double(arguments[2], &seconds) || !ask_clock(rows, &now)) return false;
     if (!now) seconds = 0;
-    if (rows->place >= rows->end) return false;
     uint8_t *row = rows->bytes + rows->place;
     const int both[] = {(int)run, rows->attempt};
     memcpy(row, both, sizeof both);

@@ -18,6 +18,7 @@ from torch import nn
 import pmstore
 import pmstore.testing
 import pmstore.torch
+from pmstore._resume.history import PAGE
 from pmstore.torch import BatchSampler, GradLog
 from tests.torch.training import Killed, Tied, equal, killed_and_resumed, train
 
@@ -77,6 +78,18 @@ def test_the_choice_of_batch_and_full_states_does_not_change_the_bits(options: d
     with pmstore.open(tmp_path / "whole.pm") as store:
         whole = train(store, ADAM, ITERATIONS, batch=ITERATIONS)
     assert equal(whole, killed_and_resumed(tmp_path / "killed.pm", ADAM, ITERATIONS, [7, 12], **options))
+
+
+@pytest.mark.parametrize("mode", ["dense", "replica", "topk"])
+def test_I30_a_training_whose_history_fills_pages(mode: str, tmp_path: Path) -> None:
+    options = {"batch": 4, "mode": mode} | ({"full_every": 24} if mode == "dense" else {})
+    with pmstore.open(tmp_path / "whole.pm") as store:
+        whole = train(store, ADAM, 2 * PAGE + 9, **options)
+        history = pmstore.history(store, "training")
+    assert (history["iteration"] == np.arange(1, 2 * PAGE + 10)).all() and (np.diff(history["time"]) >= 0).all()
+    if mode != "topk":  # whose replay has other bits
+        stops = [PAGE, PAGE + 1]
+        assert equal(whole, killed_and_resumed(tmp_path / "killed.pm", ADAM, 2 * PAGE + 9, stops, **options))
 
 
 def test_a_crash_loses_fewer_iterations_than_a_batch_has(tmp_path: Path) -> None:

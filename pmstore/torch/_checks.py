@@ -21,7 +21,6 @@ __all__ = [
     "fingerprint_of",
     "inner",
     "kept",
-    "reads_memory",
     "skips",
     "supported",
     "unscale",
@@ -89,11 +88,6 @@ def check_groups(optimizer: torch.optim.Optimizer, layout: Layout) -> None:
                 f"the setting {one.key!r} of the optimizer's group {one.group} was of another type when the log "
                 f"was made, and is {optimizer.param_groups[one.group].get(one.key)!r} now: make the GradLog after that"
             )
-
-
-def reads_memory(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether an optimizer reads gradients as they lie in memory, whatever their strides: torch's fused ones do."""
-    return any(group.get("fused") for group in optimizer.param_groups)
 
 
 def skips(optimizer: torch.optim.Optimizer) -> bool:

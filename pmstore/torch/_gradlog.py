@@ -25,7 +25,6 @@ from pmstore.torch._checks import (
     fingerprint_of,
     inner,
     kept,
-    reads_memory,
     skips,
     supported,
     unscale,
@@ -406,15 +405,14 @@ class GradLog:
 
     def _capture(self, optimizer: torch.optim.Optimizer) -> None:
         """Write the gradients and the settings into the row of this iteration."""
+        self._check_gradients(self._layout.gradients())
+        check_groups(optimizer, self._layout)
+        self._layout.put_in_order()
         if self._compression is not None:
             self._compression.resolve()
-        found = [(number, one.grad) for number, one in enumerate(self._layout.parameters) if one.grad is not None]
-        self._check_gradients(found)
-        check_groups(optimizer, self._layout)
+        found = self._layout.gradients()
         unscale(optimizer, [one for _, one in found])
-        if self._changes.found() or (
-            reads_memory(optimizer) and not all(self._layout.has_order_of(*one) for one in found)
-        ):
+        if self._changes.found():
             self._lose()
         rows, row = self._side.row()
         self._captured_at, self._stepping = self.iteration, True

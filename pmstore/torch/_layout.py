@@ -159,10 +159,18 @@ class Layout:
         """Whether the parameters still have the memory order that rows were made for."""
         return all(one.stride() == strides for one, strides in zip(self.parameters, self._given, strict=True))
 
-    def has_order_of(self, number: int, gradient: torch.Tensor) -> bool:
-        """Whether a gradient has the memory order of the rows."""
-        shape = gradient.shape
-        return order_of(shape, gradient.stride()) == order_of(shape, self.strides[number])
+    def gradients(self) -> list[tuple[int, torch.Tensor]]:
+        """The gradients of parameters that have one, with the parameters' numbers."""
+        return [(number, one.grad) for number, one in enumerate(self.parameters) if one.grad is not None]
+
+    def put_in_order(self) -> None:
+        """Let each gradient lie in memory as in a row. Optimizers round in another way if it doesn't, and a replay can
+        only have the row."""
+        for number, gradient in self.gradients():
+            shape, strides = gradient.shape, self.strides[number]
+            if order_of(shape, gradient.stride()) != order_of(shape, strides):
+                ordered = torch.empty_strided(shape, strides, dtype=gradient.dtype, device=gradient.device)
+                self.parameters[number].grad = ordered.copy_(gradient)
 
     def rows(self, content: torch.Tensor) -> Rows:
         """Views of a tensor of uint8 in main memory, of shape (iterations, row_bytes)."""

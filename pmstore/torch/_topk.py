@@ -56,21 +56,14 @@ class Compression:
         self.residuals = [in_shape(parts[number], layout, number) for number in range(len(layout.parameters))]
 
     def resolve(self) -> None:
-        """Let each gradient be one that `compress` can write to.
-
-        Autograd may leave conjugated and negated views. Elements may share memory, as `expand` makes them.
-        """
-        for one in self._layout.parameters:
-            if (gradient := one.grad) is None:
-                continue
+        """Let each gradient be one that `compress` can write to: autograd may leave conjugated and negated views."""
+        for number, gradient in self._layout.gradients():
             if gradient.is_conj() or gradient.is_neg():
-                gradient = one.grad = gradient.resolve_conj().resolve_neg()
-            if torch._debug_has_internal_overlap(gradient):  # also where torch can't tell
-                one.grad = gradient.clone(memory_format=torch.contiguous_format)
+                self._layout.parameters[number].grad = gradient.resolve_conj().resolve_neg()
 
     def compress(self, rows: Rows, row: int) -> None:
         """Write the kept elements of the parameters' gradients into a row, and leave only them in the gradients."""
-        found = {number: one.grad for number, one in enumerate(self._layout.parameters) if one.grad is not None}
+        found = dict(self._layout.gradients())
         for device in self._devices:
             device.compress(found, rows, row)
 

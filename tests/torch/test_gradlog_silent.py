@@ -71,17 +71,33 @@ def test_the_memory_order_stays_after_the_log_was_made(mode: Any, tmp_path: Path
         fit(tmp_path / "s.pm", 4, mode, last, "after")
 
 
+ORDERS: dict[str, Any] = {
+    "transposed": lambda: torch.randn(37, 53).t(),
+    "gaps": lambda: torch.randn(53, 40)[:, :37],
+    "expanded": lambda: torch.randn(53, 1).expand(53, 37),
+}
+SENSITIVE: dict[str, Any] = {  # to the order
+    "fused": (lambda p: torch.optim.Adam(p, 0.1, fused=True), torch.float32),  # it reads them as they lie in memory
+    "fused momentum": (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, fused=True), torch.float32),
+    "SGD": (lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), torch.bfloat16),
+    "ASGD": (lambda p: torch.optim.ASGD(p, 0.1), torch.float16),
+}
+
+
 @pytest.mark.parametrize("mode", ["dense", "replica"])
-def test_a_fused_optimizer_with_gradients_in_another_memory_order(mode: Any, tmp_path: Path) -> None:
-    """It reads them as they lie in memory."""
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("kind", SENSITIVE)
+def test_gradients_in_another_memory_order(kind: str, order: str, mode: Any, tmp_path: Path) -> None:
+    """`torch.autograd.grad` gives such gradients, for example."""
+    make, dtype = SENSITIVE[kind]
 
     def train(path: Path, until: int) -> Any:
         torch.manual_seed(0)
-        net = nn.Linear(6, 4, bias=False)
-        optimizer = torch.optim.Adam(net.parameters(), 0.1, fused=True)
+        net = nn.Linear(37, 53, bias=False).to(dtype)
+        optimizer = make(net.parameters())
         with pmstore.open(path) as store, GradLog(net, optimizer, store, mode, batch=3) as log:
             for _ in range(log.resume(), until):
-                net.weight.grad = torch.randn(6, 4).t()
+                net.weight.grad = ORDERS[order]().to(dtype)
                 log.step()
         return net.state_dict()
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pmstore
-from pmstore._display import Row, aligned, columns, count_text, name_text, notes_of, size_text, tree_lines
+from pmstore._display import Row, aligned, columns, count_text, lines_text, name_text, notes_of, size_text, tree_lines
 from pmstore._store.opening import path_of
 from pmstore._store.reading import consistently
 from pmstore._values.as_json import print_json, to_json
@@ -83,7 +83,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _complain(text: str, status: int) -> int:
-    print(f"pmstore: {text}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # nobody can be told, and the status tells
+        print(f"pmstore: {lines_text(text)}", file=sys.stderr)
     return status
 
 
@@ -426,9 +427,9 @@ def check(chosen: argparse.Namespace) -> int:
     elif problems:
         for problem in problems:
             print(problem)
-        print(f"{chosen.path}: {count_text(len(problems), 'problem')}", file=sys.stderr)
+        print(f"{name_text(chosen.path)}: {count_text(len(problems), 'problem')}", file=sys.stderr)
     else:
-        print(f"{chosen.path}: sound, {count_text(names, 'name')}")
+        print(f"{name_text(chosen.path)}: sound, {count_text(names, 'name')}")
     return DAMAGED if problems else SOUND
 
 
@@ -443,7 +444,8 @@ def _progress(chosen: argparse.Namespace) -> Iterator[Callable[[int, int], objec
         return
 
     def tell(done: int, total: int) -> None:
-        print(f"\r\033[K{chosen.path}: {size_text(done)} of {size_text(total)}", end="", file=sys.stderr, flush=True)
+        text = f"{name_text(chosen.path)}: {size_text(done)} of {size_text(total)}"
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
     try:
         yield tell
@@ -459,7 +461,7 @@ def backup(chosen: argparse.Namespace) -> int:
     if chosen.json:
         print_json({"path": chosen.path, "destination": chosen.destination, "sequence": sequence, "bytes": size})
     else:
-        print(f"{chosen.destination}: commit {sequence} of {chosen.path}, {size_text(size)}")
+        print(f"{name_text(chosen.destination)}: commit {sequence} of {name_text(chosen.path)}, {size_text(size)}")
     return SOUND
 
 
@@ -471,9 +473,9 @@ def compact(chosen: argparse.Namespace) -> int:
     if chosen.json:
         print_json({"path": chosen.path, "bytes_before": after + gained, "bytes_after": after})
     elif gained:
-        print(f"{chosen.path}: {size_text(after + gained)} before, {size_text(after)} now")
+        print(f"{name_text(chosen.path)}: {size_text(after + gained)} before, {size_text(after)} now")
     else:
-        print(f"{chosen.path}: {size_text(after)}, and can't be smaller")
+        print(f"{name_text(chosen.path)}: {size_text(after)}, and can't be smaller")
     return SOUND
 
 
@@ -483,7 +485,8 @@ def upgrade(chosen: argparse.Namespace) -> int:
     if chosen.json:
         print_json({"path": chosen.path, "version_before": before, "version_after": after})
     else:
-        print(f"{chosen.path}: format {after} " + ("already" if before == after else f"now, {before} before"))
+        text = "already" if before == after else f"now, {before} before"
+        print(f"{name_text(chosen.path)}: format {after} {text}")
     return SOUND
 
 
@@ -502,7 +505,8 @@ def salvage(chosen: argparse.Namespace) -> int:
         for problem in report:
             print(problem)
         print(
-            f"{chosen.destination}: {count_text(names, 'name')}, {count_text(len(report), 'problem')} in {chosen.path}"
+            f"{name_text(chosen.destination)}: {count_text(names, 'name')}, "
+            f"{count_text(len(report), 'problem')} in {name_text(chosen.path)}"
         )
     return SOUND if report.ok else DAMAGED
 

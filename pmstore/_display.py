@@ -162,6 +162,11 @@ def name_text(name: str) -> str:
     return name if name.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)
 
 
+def lines_text(text: str) -> str:
+    """The same for a text of several lines."""
+    return "\n".join(map(name_text, text.split("\n")))
+
+
 def tree_lines(rows: Iterator[Row]) -> Iterator[Line]:
     """Lines of the tree of the rows, each group before its contents."""
     root = _Node()

@@ -10,7 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 
-from pmstore._display import count_text, size_text
+from pmstore._display import count_text, lines_text, name_text, size_text
 from pmstore._errors import Error, StaleSnapshotError, StoreExistsError
 from pmstore._interchange.exporting import export
 from pmstore._interchange.importing import load_into
@@ -78,7 +78,7 @@ def export_(chosen: argparse.Namespace, failure: Failure) -> int:
         about = {"path": chosen.path, "destination": chosen.destination, "names": count, "left_out": left_out}
         print_json(about)
     else:
-        print(f"{chosen.destination}: {count_text(count, 'name')} of {chosen.path}")
+        print(f"{name_text(chosen.destination)}: {count_text(count, 'name')} of {name_text(chosen.path)}")
     return 0
 
 
@@ -100,8 +100,10 @@ def import_(chosen: argparse.Namespace, failure: Failure) -> int:
         about = {"path": chosen.path, "destination": chosen.destination, "names": count, "left_out": left_out}
         print_json(about)
     else:
-        where = f"group {chosen.group!r} of {chosen.destination}" if chosen.group else chosen.destination
-        print(f"{where}: {count_text(count, 'name')} of {chosen.path}")
+        where = name_text(chosen.destination)
+        if chosen.group:
+            where = f"group {chosen.group!r} of {where}"
+        print(f"{where}: {count_text(count, 'name')} of {name_text(chosen.path)}")
     return 0
 
 
@@ -121,7 +123,7 @@ def _left_out() -> Iterator[list[str]]:
 
 def _tell(chosen: argparse.Namespace, left_out: list[str]) -> None:
     for text in left_out:
-        print(f"pmstore: {chosen.path}: left out: {text}", file=sys.stderr)
+        print(f"pmstore: {lines_text(f'{chosen.path}: left out: {text}')}", file=sys.stderr)
 
 
 @contextlib.contextmanager

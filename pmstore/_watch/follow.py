@@ -54,7 +54,7 @@ class View(NamedTuple):
 
     time: Unix time. writer: "alive"; "closed", no process has the store open for writing; "died", and the last one has
     not closed it; "missing", there is no file at the path now, and this is the last commit of the one that was there.
-    age: seconds since the last commit. more: the number of fits and values that are left out.
+    age: seconds since the last commit. more: the number of fits and values that are left out; more_fits: of the fits.
     """
 
     path: str
@@ -65,6 +65,7 @@ class View(NamedTuple):
     fits: list[Fit]
     values: list[Value]
     more: int
+    more_fits: int
 
     def as_json(self, *, curves: bool) -> dict[str, Any]:
         """The fields in types of JSON, with the curves or without."""
@@ -87,6 +88,18 @@ class _Commit(NamedTuple):
     fits: list[tuple[str, History | None]]
     values: list[Value]
     more: int
+    more_fits: int
+
+
+class _Quiet(NamedTuple):
+    """The pauses of a fit since it was started or resumed last. rows: that it has, since a time; longest: the longest
+    pause that was seen, in seconds; counts: whether the present one is a pause of a fit that runs."""
+
+    rows: int
+    lives: int
+    since: float
+    longest: float
+    counts: bool
 
 
 class Follower:
@@ -106,7 +119,7 @@ class Follower:
         self.path = os.fsdecode(path)  # as it was given: for what is shown
         self._names = [name.strip("/") for name in names]
         self._lock = threading.RLock()
-        self._quiet: dict[str, tuple[int, float, float]] = {}  # of a fit: its rows, since when, the longest time
+        self._quiet: dict[str, _Quiet] = {}
         self._newest: _Commit | None = None
         self._since = 0.0  # the time of the newest commit
         self.store = open_store(self._place, "r")
@@ -154,8 +167,8 @@ class Follower:
 
     def _look(self, now: Callable[[], float]) -> View:
         writer = self.writer()  # before the refresh, which then shows the last commit of one that has ended
-        before = self._newest
-        if before is None or before.sequence != self.store.refresh():
+        before, newest = self._newest, self.store.refresh()
+        if before is None or before.sequence != newest:
             self._since = os.fstat(self.store._file_lock.fd).st_mtime if before is None else now()
             self._newest = before = consistently(lambda: self._commit(self.store), self.store.refresh)
         return self._view(before, writer, now())
@@ -194,23 +207,29 @@ class Follower:
             [(name, _history(store, name)) for name in fits if name in shown],
             [_value(store, row) for row in rows[:MOST]],
             len(fits) - len(shown) + max(0, len(rows) - MOST),
+            len(fits) - len(shown),
         )
 
     def _view(self, commit: _Commit, writer: str, now: float) -> View:
         fits = [self._fit(name, told, now, writer) for name, told in commit.fits]
         newest = max((now - fit.age for fit in fits if fit.age is not None), default=0.0)
         age = max(0.0, now - max(self._since, newest))
-        return View(self.path, now, commit.sequence, writer, age, fits, commit.values, commit.more)
+        return View(self.path, now, commit.sequence, writer, age, fits, *commit[2:])
 
     def _fit(self, name: str, told: History | None, now: float, writer: str) -> Fit:
         if told is None:
             return unreadable(name)
         rows = len(told["run"])
-        before, since, quiet = self._quiet.get(name, (rows, now, 0.0))
-        if rows != before:
-            quiet, since = (max(quiet, now - since), now)
-        self._quiet[name] = (rows, since, quiet)
-        return fit_of(name, told, now, writer, quiet, since)
+        lives = int(told["attempt"][-1]) if rows else 0
+        quiet = self._quiet.get(name)
+        if quiet is None or quiet.lives != lives:
+            quiet = _Quiet(rows, lives, now, 0.0, True)
+        elif quiet.rows != rows:
+            longest = max(quiet.longest, now - quiet.since) if quiet.counts else quiet.longest
+            quiet = _Quiet(rows, lives, now, longest, True)
+        fit = fit_of(name, told, now, writer, quiet.longest, quiet.since)
+        self._quiet[name] = quiet._replace(counts=quiet.counts and fit.state == "running")
+        return fit
 
     def _wanted(self, name: str) -> bool:
         return not self._names or any(name == one or name.startswith(one + "/") for one in self._names)

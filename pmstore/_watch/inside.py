@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pmstore._catalog.lists import PersistentList
-from pmstore._display import Row, full_text, name_text, size_text, type_text
+from pmstore._display import Row, full_text, lines_text, size_text, type_text
 from pmstore._errors import UnknownNameError
 from pmstore._store.reading import Selection, copies
 from pmstore._store.store import Store
@@ -88,7 +88,7 @@ def _small_text(store: Store, row: Row) -> str:
 
 
 def _cut(text: str) -> str:
-    text = "\n".join(map(name_text, text.split("\n")))
+    text = lines_text(text)
     return text if len(text) <= MOST_TEXT else text[: MOST_TEXT - 1] + "…"
 
 

@@ -50,7 +50,11 @@ def _numbers(name: str, value: Any) -> npt.NDArray[Any]:
     what = f"a {type(value).__name__}"
     if isinstance(value, np.ndarray):
         what = f"an array of shape {value.shape} and dtype {value.dtype}"
-    array = np.array(value) if isinstance(value, np.ndarray) else _as_array(value)
+    array: npt.NDArray[Any]
+    if isinstance(value, np.ma.MaskedArray):
+        array = value.copy()  # matplotlib draws no masked elements
+    else:
+        array = np.array(value) if isinstance(value, np.ndarray) else _as_array(value)
     if array.ndim not in (1, 2) or array.dtype.kind not in NUMBERS:
         raise TypeError(f"{name!r} is {what}: plot() draws fits, and real numbers in one or two dimensions")
     return array

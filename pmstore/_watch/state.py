@@ -226,7 +226,7 @@ def rate_text(rate: float | None) -> str:
         return "–"
     for unit, seconds in (("s", 1), ("min", 60)):
         if rate * seconds >= 1:
-            return f"{rate * seconds:,.3g}/{unit}" if rate < 1000 else f"{rate:,.0f}/{unit}"
+            return f"{rate * seconds:,.3g}/{unit}" if rate < 999.5 else f"{rate:,.0f}/{unit}"
     return f"{rate * 3600:.3g}/h"
 
 

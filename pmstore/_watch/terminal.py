@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from pmstore._display import name_text, size_text
@@ -63,9 +65,24 @@ def live(console: Console, pictures: Iterable[RenderableType]) -> None:
     """Draw pictures in one place, until there are no more."""
     from rich.live import Live
 
-    with Live(console=console, auto_refresh=False) as drawing:
+    with _exiting(), Live(console=console, auto_refresh=False) as drawing:
         for picture in pictures:
             drawing.update(picture, refresh=True)
+
+
+@contextlib.contextmanager
+def _exiting() -> Iterator[None]:
+    """Let signals that end the process give the terminal its cursor back."""
+
+    def end(number: int, frame: object) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def looked(follower: Follower) -> Iterable[RenderableType]:
@@ -105,7 +122,8 @@ def summaries(found: list[Summary]) -> RenderableType:
             duration_text(one.age),
             "" if one.sequence is None else f"{one.sequence:,}",
             one.problem or ("" if one.writer is None else (WRITERS[one.writer], STYLES[one.writer])),
-            ", ".join(f"{fit.name} {count_text(fit)} {fit.state}" for fit in one.fits),
+            ", ".join(f"{fit.name} {count_text(fit)} {fit.state}" for fit in one.fits)
+            + (f", and {one.more:,} more" if one.more else ""),
         ]
         for one in found
     )

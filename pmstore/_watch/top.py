@@ -17,7 +17,7 @@ COPIES = (0, 4096)  # the places of the header in a file
 
 
 class Summary(NamedTuple):
-    """One store. problem: why it can't be read; then all but name and size is missing."""
+    """One store. problem: why it can't be read; then all but name and size is missing. more: fits that are left out."""
 
     name: str
     size: int | None
@@ -26,6 +26,7 @@ class Summary(NamedTuple):
     writer: str | None
     fits: list[Fit]
     problem: str
+    more: int = 0
 
     def as_json(self) -> dict[str, Any]:
         """The fields in types of JSON."""
@@ -70,4 +71,4 @@ def _summary(path: str, now: Callable[[], float]) -> Summary:
             view = follower.view(now)
     except Exception as error:  # whatever is wrong with one store, the others are shown
         return Summary(name, size, None, None, None, [], str(error) or type(error).__name__)
-    return Summary(name, size, view.age, view.sequence, view.writer, view.fits, "")
+    return Summary(name, size, view.age, view.sequence, view.writer, view.fits, "", view.more_fits)

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pmstore._display import aligned, count_text, name_text, size_text
+from pmstore._display import aligned, count_text, lines_text, name_text, size_text
 from pmstore._errors import ArchiveDamagedError
 from pmstore._interchange.formats import FORMATS
 from pmstore._store.entrance import open as open_store
@@ -128,7 +128,7 @@ def _without_extra(command: Callable[[argparse.Namespace], int]) -> Callable[[ar
 
 
 def _complain(path: str, error: Exception | str, status: int) -> int:
-    print(f"pmstore: {path}: {error}", file=sys.stderr)
+    print(f"pmstore: {lines_text(f'{path}: {error}')}", file=sys.stderr)
     return status
 
 
@@ -188,7 +188,7 @@ def restore(chosen: argparse.Namespace) -> int:
         version = chosen.version
     else:
         version = archive.restore(chosen.destination, chosen.version)
-    print(f"{chosen.destination}: version {version}")
+    print(f"{name_text(chosen.destination)}: version {version}")
     return _SOUND
 
 
@@ -241,7 +241,7 @@ def export_(chosen: argparse.Namespace) -> int:
     archive = _archive.open(chosen.path)
     version = archive.latest if chosen.version is None else chosen.version
     names = export(archive[version], chosen.destination, chosen.format)
-    print(f"{chosen.destination}: version {version}, {count_text(names, 'name')}")
+    print(f"{name_text(chosen.destination)}: version {version}, {count_text(names, 'name')}")
     return _SOUND
 
 
@@ -261,5 +261,5 @@ def drain(chosen: argparse.Namespace) -> int:
         following.close()
         progress = following.progress()
         version = following.wait(progress.captured if progress.error is None else None)  # raises the error
-    print(f"{chosen.path}: version {version}")
+    print(f"{name_text(chosen.path)}: version {version}")
     return _SOUND

@@ -504,6 +504,30 @@ def test_a_full_output_is_not_the_stores_fault(example: Path) -> None:
     assert found.returncode == 2 and found.stderr.startswith("pmstore: standard output: No space left")
 
 
+def test_a_status_is_told_if_a_message_can_not_be(tmp_path: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "pmstore", "ls", str(tmp_path / "none.pm")]
+        assert subprocess.run(command, stderr=full, timeout=60, check=False).returncode == 2
+
+
+def test_a_path_can_not_affect_a_terminal(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    odd = shutil.copy(path, path.with_name("\x1b[31mrun.pm"))
+    for words in (
+        ("check", odd),
+        ("backup", odd, f"{odd}.backup"),
+        ("salvage", odd, f"{odd}.salvaged"),
+        ("export", odd, f"{odd}.npz"),
+        ("import", f"{odd}.npz", f"{odd}.imported"),
+        ("compact", odd),
+        ("upgrade", odd),
+        ("ls", odd, "nothing"),
+        ("check", f"{odd}.none"),
+    ):
+        _cli.main([str(word) for word in words])
+        out, err = capsys.readouterr()
+        assert "\\x1b[31mrun.pm" in out + err and "\x1b" not in out + err, words
+
+
 def test_commands_beside_commits_without_a_pause(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pmstore.open(path) as store:
         store["w"] = np.zeros(1 << 12)

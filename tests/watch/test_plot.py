@@ -55,6 +55,8 @@ def test_arrays(path: Path, figures: Any) -> None:
         store["a$b$"] = np.arange(3)
         ax = store.plot("a$b$")
         assert ax.lines[0].get_ydata().tolist() == [0, 1, 2]
+        store["masked"] = np.ma.array([1.0, 999.0, 3.0], mask=[False, True, False])
+        assert store.plot("masked").lines[0].get_ydata().tolist() == [1.0, None, 3.0]
         store["a$b$"] = np.zeros(3, int)
         ax.figure.savefig(path.with_name("plot.png"))
         assert ax.lines[0].get_ydata().tolist() == [0, 1, 2], "a picture keeps its copy"

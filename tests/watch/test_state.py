@@ -164,7 +164,8 @@ def test_duration_text(seconds: float | None, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rate", "text"), [(None, "–"), (1234.5, "1,234/s"), (12.34, "12.3/s"), (0.05, "3/min"), (0.001, "3.6/h")]
+    ("rate", "text"),
+    [(None, "–"), (1234.5, "1,234/s"), (999.7, "1,000/s"), (12.34, "12.3/s"), (0.05, "3/min"), (0.001, "3.6/h")],
 )
 def test_rate_text(rate: float | None, text: str) -> None:
     assert rate_text(rate) == text

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
 import re
 import signal
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from fractions import Fraction
 from pathlib import Path
@@ -19,7 +21,7 @@ import pytest
 
 import pmstore
 from pmstore import _cli
-from pmstore._watch import follow
+from pmstore._watch import follow, terminal
 from pmstore._watch.follow import Follower, views
 from tests.watch.conftest import HOSTILE, Falling
 
@@ -278,6 +280,55 @@ def test_top(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert one["fits"][0]["name"] == "fits/fall" and one["fits"][0]["iteration"] == 3
     assert (written["name"], written["sequence"], written["writer"]) == ("written.pm", 1, "alive")
     assert run(capsys, "top", path.parent / "none", "--once", "--json")[0] == 2
+
+
+def test_top_tells_of_fits_that_it_leaves_out(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setattr(follow, "MOST", 1)
+    monkeypatch.setenv("COLUMNS", "160")
+    with pmstore.open(path) as store:
+        Falling().run(store, "another")
+        Falling().run(store, "a third")
+    assert told(capsys, "top", path.parent)["stores"][0]["more"] == 2
+    assert "fits/fall 3/10 closed, and 2 more" in run(capsys, "top", path.parent, "--once")[1]
+
+
+def test_the_time_between_two_lives_is_no_pause(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [1000.0]
+    monkeypatch.setattr(time, "time", lambda: now[0])
+    with pmstore.open(path) as store, Follower(path) as follower:
+
+        def state(done: int) -> str:
+            with contextlib.suppress(InterruptedError):
+                Falling(done).run(store, "again")
+            return next(fit.state for fit in follower.view(lambda: now[0]).fits if fit.name == "again")
+
+        assert state(3) == "running"
+        now[0] += 3600
+        assert state(5) == "running"
+        now[0] += 100
+        view = follower.view(lambda: now[0])
+        assert next(fit.state for fit in view.fits if fit.name == "again") == "stalled"
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_signals_leave_the_terminal_with_its_cursor(number: int) -> None:
+    rich = pytest.importorskip("rich.console")
+    console = rich.Console(file=io.StringIO(), force_terminal=True)
+    before = signal.getsignal(number)
+
+    def pictures() -> Iterator[str]:
+        yield "first"
+        os.kill(os.getpid(), number)
+        yield "second"
+
+    with pytest.raises(SystemExit) as ended:
+        terminal.live(console, pictures())
+    out = console.file.getvalue()
+    assert ended.value.code == 128 + number and signal.getsignal(number) == before
+    assert "first" in out and "second" not in out and out.rindex("\x1b[?25h") > out.rindex("\x1b[?25l")
 
 
 def test_ints_that_python_makes_no_text_of(path: Path, capsys: pytest.CaptureFixture[str]) -> None:

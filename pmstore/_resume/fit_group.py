@@ -194,7 +194,8 @@ class FitGroup:
         if self.name in self.store:
             raise FingerprintMismatchError(
                 f"{self.name!r} in {self.store.path} holds something that is not the fit of an estimator, or that was "
-                f"changed since. Choose another name, or delete it with store.group({self.name!r}).clear()."
+                f"changed since. Choose another name; or, if nothing else needs it, store.group({self.name!r}).clear() "
+                "deletes it."
             )
 
     def _refuse_to_be_inside(self) -> None:

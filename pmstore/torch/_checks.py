@@ -117,6 +117,8 @@ def all_finite(gradients: Sequence[torch.Tensor]) -> bool:
 
 def kept(own: Mapping[str, Any], keep: Mapping[str, Any]) -> dict[str, Any]:
     """All objects whose state is kept. Raises TypeError or ValueError for objects that can't be kept."""
+    if not isinstance(keep, Mapping):
+        raise TypeError(f"keep is a dict of objects by name, not a {type(keep).__name__}")
     taken = [key for key in keep if key in own]
     if taken:
         raise ValueError(f"keep has {taken[0]!r}, which is a parameter of GradLog: give the object another name")
@@ -126,6 +128,8 @@ def kept(own: Mapping[str, Any], keep: Mapping[str, Any]) -> dict[str, Any]:
             raise TypeError("a ReduceLROnPlateau is stepped by the loop, with a metric: it belongs into keep={…}")
         if not all(callable(getattr(one, name, None)) for name in ("state_dict", "load_state_dict")):
             raise TypeError(f"{key!r} is to have state_dict() and load_state_dict(), and is a {type(one).__name__}")
+        if key == "data" and not callable(getattr(one, "advance", None)):
+            raise TypeError(f"'data' is to have advance(), as a BatchSampler has, and is a {type(one).__name__}")
     return found
 
 

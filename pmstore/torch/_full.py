@@ -68,8 +68,11 @@ class Names:
         self.stepped: list[tuple[str, torch.nn.Parameter]] = []
         for number, group in enumerate(optimizer.param_groups):
             for place, one in enumerate(group["params"]):
-                name = known.setdefault(id(one), f"group {number}, parameter {place}")
-                self.parameters.setdefault(name, one)
+                name = f"group {number}, parameter {place}"
+                while id(one) not in known and name in self.parameters:  # the model has one of that name
+                    name += "'"
+                name = known.setdefault(id(one), name)
+                self.parameters[name] = one
                 self.stepped.append((name, one))
         self._model = model
         for name, one in {**self.parameters, **self.buffers}.items():
@@ -80,6 +83,11 @@ class Names:
     def buffers(self) -> dict[str, torch.Tensor]:
         """Those that the model has now, as a program may assign one."""
         return {_safe(name): one for name, one in self._model.named_buffers()}
+
+    @property
+    def frozen(self) -> list[bool]:
+        """Whether each parameter is frozen now: it has ``requires_grad=False``."""
+        return [not one.requires_grad for one in self.parameters.values()]
 
     def check(self) -> None:
         """Raise ValueError if the model has other parameters or buffers than it had."""

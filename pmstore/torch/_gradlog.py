@@ -170,7 +170,7 @@ class GradLog:
         self._scheduler, self._scaler, self._data, self._finite = scheduler, scaler, data, finite
         own = {"scheduler": scheduler, "scaler": scaler, "data": data, **extra_states(inner(model))}
         objects = kept(own, keep or {})
-        self._states = States(optimizer, self._settings, layout, objects, self._ranks.rank)
+        self._states = States(optimizer, self._settings, names, layout, objects, self._ranks.rank)
         self._changes = Changes(names, optimizer)
         self._fingerprint = fingerprint_of(names, self._optimizer, self._settings, objects, mode, ratio)
         self._fit: FitGroup | None = None
@@ -320,7 +320,7 @@ class GradLog:
         return self._done(float(loss), batches)
 
     def flush(self) -> None:
-        """Commit the iterations that are not durable yet. Call it between two iterations.
+        """Commit the iterations that are not durable yet. Call it between two iterations, and on all ranks.
 
         Raises TransactionError between optimizer.step() and `record`, and the errors of a commit (`step`).
         """
@@ -330,7 +330,7 @@ class GradLog:
     def finish(self) -> None:
         """Write the last state as a full state, and mark the training as finished. Gradients are not part of it.
 
-        `resume` still finds that state. The errors are those of `flush`.
+        `resume` still finds that state. The errors are those of `flush`. Call it on all ranks.
         """
         self._check_between()
         self._write()
@@ -341,6 +341,7 @@ class GradLog:
 
     def close(self) -> None:
         """Stop logging, after a `flush` if there is something to commit. The optimizer can be stepped freely again.
+        Call it on all ranks, while rank 0 has the store open.
 
         Between optimizer.step() and `record` it commits nothing, with a warning in pmstore's log.
         """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import operator
 import random
 from collections.abc import Iterator, Sized
@@ -11,6 +12,8 @@ import numpy as np
 import torch
 
 __all__ = ["BatchSampler", "Seeded"]
+
+logger = logging.getLogger("pmstore")
 
 
 class BatchSampler:
@@ -82,6 +85,7 @@ class BatchSampler:
             )
         self.epoch = self.position = 0
         self._resumed = False
+        self._drawn = -1  # the epoch whose last batch was drawn last
         self.generator = torch.Generator().manual_seed(self._seed)
 
     def __len__(self) -> int:
@@ -92,6 +96,13 @@ class BatchSampler:
         """The batches of the epoch that are not done yet. After the last one of an epoch, those of the next."""
         if self.position >= self._batches and not self._resumed:
             self.epoch, self.position = self.epoch + 1, 0
+        elif self._drawn == self.epoch and 0 < self.position < self._batches:
+            logger.warning(
+                "BatchSampler: %d batches of epoch %d were drawn and are not counted as done, so that they come again: "
+                "step(batches=…) counts those of a step, and advance() those that are left out",
+                self._batches - self.position,
+                self.epoch,
+            )
         self._resumed = False  # an epoch that was done when training resumed is empty once, so that its end is seen
         order = self._order(self.epoch)
         first, epoch = self.position, self.epoch
@@ -99,6 +110,7 @@ class BatchSampler:
             begin = (number * self._world_size + self._rank) * self._batch_size
             places = range(begin, min(begin + self._batch_size, self._samples))
             yield [_Index(int(order[place]), (self._seed, epoch, place)) for place in places]
+        self._drawn = epoch
 
     def _order(self, epoch: int) -> np.ndarray[Any, Any]:
         if not self._shuffle:
@@ -108,6 +120,8 @@ class BatchSampler:
 
     def advance(self, batches: int = 1) -> None:
         """Count batches as done. `GradLog.step` calls it for the sampler that it was given as `data`.
+
+        A loop that leaves out a batch, for example because its loss is not finite, calls it as well.
 
         Raises ValueError if the epoch has fewer batches left.
         """
@@ -154,6 +168,7 @@ class BatchSampler:
         if other:
             raise ValueError(f"the order of the data is another one; stored ≠ now: {', '.join(other)}")
         self.epoch, self.position, self._resumed = state["epoch"], state["position"], True
+        self._drawn = -1
 
 
 class _Index(int):

@@ -6,10 +6,12 @@ import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 
 from pmstore._resume.fingerprint import differences
 from pmstore._values.values import encode
+from pmstore.torch._full import Names
 from pmstore.torch._layout import Layout, Setting, numbers_of, set_numbers
 from pmstore.torch._rest import edited, generators, plain, restore, set_generators
 
@@ -25,6 +27,8 @@ class States:
     ----------
     optimizer, settings
         The settings are the same on all ranks.
+    names : Names
+        Of the parameters, which may be frozen.
     layout : Layout
         Its GPUs compute the steps.
     objects : dict
@@ -37,11 +41,12 @@ class States:
         self,
         optimizer: torch.optim.Optimizer,
         settings: Sequence[Setting],
+        names: Names,
         layout: Layout,
         objects: Mapping[str, Any],
         rank: int,
     ) -> None:
-        self._optimizer, self._settings, self._layout = optimizer, settings, layout
+        self._optimizer, self._settings, self._names, self._layout = optimizer, settings, names, layout
         self._objects, self._rank = objects, rank
         self._error = Exception()
 
@@ -70,6 +75,7 @@ class States:
             "generators": [state["generators"] for state in states],
             "settings": numbers_of(self._optimizer, self._settings),
             "kept": kept,
+            "frozen": np.packbits(self._names.frozen).tobytes(),
             **({"ranks": [{}, *others]} if any(others) else {}),
             **self._computing(),
         }
@@ -80,6 +86,7 @@ class States:
         other = differences({key: rest.get(key, now[key]) for key in now}, now)  # older logs have no device
         if other:
             logger.warning("GradLog: training may end with other bits; stored ≠ now: %s", "; ".join(other))
+        self._compare_frozen(rest.get("frozen"))
         made, states = {}, rest["generators"]
         with edited("the states of what is kept"):
             ranks = rest.get("ranks", [])
@@ -94,6 +101,17 @@ class States:
                 set_generators(states[self._rank])
         else:
             logger.warning("GradLog: the training had %d ranks: rank %d draws anew", len(states), self._rank)
+
+    def _compare_frozen(self, packed: bytes | None) -> None:
+        """Warn of a parameter that was frozen then, or is now: the loop of an earlier process may have thawed it."""
+        now = self._names.frozen
+        if packed is None or packed == np.packbits(now).tobytes():
+            return
+        with edited("which parameters are frozen"):
+            before = np.unpackbits(np.frombuffer(packed, np.uint8))[: len(now)]
+            pairs = zip(self._names.parameters, before.tolist(), now, strict=True)
+        odd = [f"{name} ({not was} then, {not frozen} now)" for name, was, frozen in pairs if bool(was) != frozen]
+        logger.warning("GradLog: training may end with other bits: requires_grad of %s", ", ".join(odd[:5]))
 
     def _computing(self) -> dict[str, Any]:
         """What computes the steps: others may compute other bits."""

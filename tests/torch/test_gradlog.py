@@ -521,8 +521,13 @@ def test_bad_arguments(tmp_path: Path) -> None:
         embedding = nn.Embedding(5, 3, sparse=True)
         sparse = OPTIM.SGD(embedding.parameters(), 0.1)
         embedding(torch.tensor([1])).sum().backward()
-        with pytest.raises(TypeError, match="sparse=False"):
-            GradLog(embedding, sparse, store, name="b").step()
+        for mode in ("dense", "topk"):
+            with pytest.raises(TypeError, match="sparse=False"):
+                GradLog(embedding, sparse, store, mode, name=mode).step()
+        with pytest.raises(TypeError, match="a dict of objects by name"):
+            GradLog(net, optimizer, store, keep=[optimizer])  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match=r"'data' is to have advance\(\)"):
+            GradLog(net, optimizer, store, data=optimizer)
         with pytest.raises(TypeError, match="odd.*object"):
             odd = type("Odd", (), {"state_dict": lambda _: {"odd": object()}, "load_state_dict": lambda _, state: None})
             GradLog(net, optimizer, store, name="c", keep={"odd": odd()}).resume()

@@ -9,13 +9,15 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import pmstore
 from pmstore.torch import GradLog
+from pmstore.torch._full import Names
 from pmstore.torch._layout import Layout
 from pmstore.torch._rest import restore
 from pmstore.torch._states import States
-from tests.torch.training import Holder
+from tests.torch.training import Holder, equal
 
 PADDED = np.dtype([("a", "i1"), ("b", "f8")], align=True)
 VALUES: dict[str, Any] = {
@@ -105,11 +107,45 @@ def test_conjugated_gradients(mode: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("one", "other"), [(0.0, -0.0), (1, True), (1, 1.0), (0.5, 0.25)])
 def test_the_other_ranks_get_their_own_bits_and_types(one: Any, other: Any) -> None:
-    parameters = [torch.nn.Parameter(torch.zeros(2))]
-    optimizer = torch.optim.SGD(parameters, 0.1)
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    names, layout = Names(model, optimizer), Layout([*model.parameters()], [], None)
     holders = [Holder({"value": value}) for value in (one, other)]
-    states = [States(optimizer, [], Layout(parameters, [], None), {"h": two}, rank) for rank, two in enumerate(holders)]
+    states = [States(optimizer, [], names, layout, {"h": two}, rank) for rank, two in enumerate(holders)]
     rest = states[0].together([state.own() for state in states])
     for state, holder, value in zip(states, holders, (one, other)):
         state.take(rest)
         assert repr(holder.state) == repr({"value": value})
+
+
+def test_parameters_beside_the_model_that_have_the_name_of_one_of_it(tmp_path: Path) -> None:
+    def train(path: Path, until: int) -> Any:
+        net = nn.Module()
+        net.register_parameter("group 0, parameter 1", nn.Parameter(torch.ones(2)))
+        others = [nn.Parameter(torch.full((3,), float(number))) for number in range(2)]
+        optimizer = torch.optim.Adam([*others, *net.parameters()], 0.1)
+        with pmstore.open(path) as store, GradLog(net, optimizer, store, batch=2) as log:
+            for step in range(log.resume(), until):
+                for one in [*others, *net.parameters()]:
+                    one.grad = torch.full_like(one, step + 1.0)
+                log.step()
+        return [*others, *net.parameters()]
+
+    whole = train(tmp_path / "whole.pm", 8)
+    train(tmp_path / "parts.pm", 4)
+    assert equal([one.detach() for one in whole], [one.detach() for one in train(tmp_path / "parts.pm", 8)])
+
+
+def test_frozen_parameters_are_compared(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The loop thaws one after the first iteration, and a resume does not do that again."""
+    for is_first in (True, False):
+        torch.manual_seed(0)
+        net = nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        net.bias.requires_grad_(False)
+        with pmstore.open(tmp_path / "a.pm") as store, GradLog(net, optimizer, store) as log:
+            log.resume()
+            assert ("requires_grad of bias (True then, False now)" in caplog.text) == (not is_first)
+            net.bias.requires_grad_(True)
+            net(torch.ones(1, 3)).square().sum().backward()
+            log.step()

@@ -148,3 +148,28 @@ def test_a_loop_that_knows_its_epoch_gets_no_empty_one() -> None:
     resumed.load_state_dict(state)
     resumed.end_epoch()
     assert epoch_of(resumed) == second
+
+
+@pytest.mark.parametrize("counts", [False, True])
+def test_batches_that_are_left_out(counts: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """One that is not counted comes again, with a warning."""
+    sampler, seen = BatchSampler(10, 2, shuffle=False), []
+    for _ in range(2):
+        for batch in sampler:
+            seen.append(int(batch[0]))
+            if batch[0] != 4 or counts:
+                sampler.advance()
+    assert seen == [0, 2, 4, 6, 8, 0, 2, 4, 6, 8] if counts else seen == [0, 2, 4, 6, 8, 8]
+    assert ("1 batches of epoch 0 were drawn" in caplog.text) == (not counts)
+
+
+def test_a_loop_that_is_left_gives_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    sampler = BatchSampler(10, 2)
+    for _ in range(3):
+        for _ in sampler:
+            sampler.advance()
+            break
+    assert sampler.position == 3 and not caplog.text
+    again = BatchSampler(10, 2)
+    again.load_state_dict(sampler.state_dict())
+    assert len(epoch_of(again)) == 2 and len(epoch_of(again)) == 5 and not caplog.text

@@ -417,9 +417,8 @@ void pm_source_let_go(pm_source *source, uint64_t place, uint64_t length)
 }
 
 /* The log was emptied: its records are in the committed image. */
-static void begin_log_anew(pm_source *source, pm_log *now)
+static void begin_log_anew(pm_source *source, const pm_log *now)
 {
-    now->media = &source->store.media;
     source->store.log = *now;
     pm_source_let_go(source, now->header.log_offset, now->header.log_size); /* the old records are not valid */
     forget_records(source);

@@ -252,33 +252,65 @@ def test_space_under_an_array_is_found_when_the_array_is_gone(open_store: Callab
     core.alloc(ONE_PAGE)
 
 
+def changing(handle: Any) -> list[int]:
+    """The statuses of all calls that change something, but for a rollback."""
+    out = ffi.new("uint64_t[8]")
+    at = ffi.cast("uint8_t *", out)
+    return [
+        lib.pm_commit(handle),
+        lib.pm_commit_only(handle, ffi.NULL, 0),
+        lib.pm_mark(handle, 0, 0),
+        lib.pm_mark_dirty(handle, at, 1, ffi.new("int *")),
+        lib.pm_violation(handle, ffi.NULL, 0, ffi.new("pm_broken *")),
+        lib.pm_checkpoint(handle),
+        lib.pm_renumber(handle, 1),
+        lib.pm_put(handle, b"k", 1, ffi.new("pm_entry *"), b"", ffi.NULL, 0, b"", 0),
+        lib.pm_delete(handle, b"k", 1, ffi.NULL, 0),
+        lib.pm_rename(handle, ffi.NULL, 0),
+        lib.pm_splice(handle, b"s", 1, 0, 0, ffi.NULL, 0),
+        lib.pm_alloc(handle, 1, out),
+        lib.pm_free(handle, 0, 1),
+        lib.pm_write(handle, 0, 0, at, 1),
+        lib.pm_fill(handle, 0, 1, at, 1),
+    ]
+
+
 def test_each_call_that_changes_something_is_refused_in_a_store_for_reading(core: Core, medium: Medium) -> None:
     """None of them gets as far as its arguments."""
     path = medium.directory / "another.pm"
     pmstore.open(path, media=medium.name).close()  # type: ignore[call-overload]
     with pmstore.open(path, "r", exclusive=True) as store:
-        handle, out = store._catalog.core._store, ffi.new("uint64_t[8]")
-        at = ffi.cast("uint8_t *", out)
-        calls = [
-            lib.pm_commit(handle),
-            lib.pm_commit_only(handle, ffi.NULL, 0),
-            lib.pm_mark(handle, 0, 0),
-            lib.pm_mark_dirty(handle, at, 1, ffi.new("int *")),
-            lib.pm_violation(handle, ffi.NULL, 0, ffi.new("pm_broken *")),
-            lib.pm_rollback(handle),
-            lib.pm_checkpoint(handle),
-            lib.pm_renumber(handle, 1),
-            lib.pm_put(handle, b"k", 1, ffi.new("pm_entry *"), b"", ffi.NULL, 0, b"", 0),
-            lib.pm_delete(handle, b"k", 1, ffi.NULL, 0),
-            lib.pm_rename(handle, ffi.NULL, 0),
-            lib.pm_splice(handle, b"s", 1, 0, 0, ffi.NULL, 0),
-            lib.pm_alloc(handle, 1, out),
-            lib.pm_free(handle, 0, 1),
-            lib.pm_write(handle, 0, 0, at, 1),
-            lib.pm_fill(handle, 0, 1, at, 1),
-        ]
+        handle = store._catalog.core._store
+        calls = [*changing(handle), lib.pm_rollback(handle)]
         assert calls == [lib.PM_READ_ONLY] * len(calls)
         assert store.check().ok
+
+
+def test_each_call_is_refused_in_a_store_that_has_failed(directory: Path) -> None:
+    store = pmstore.open(directory / "failed.pm", media="trace:file")
+    store["w"] = np.zeros(1000)
+    core = store._catalog.core
+    core.trace.fail(lib.PM_OPERATION_WRITE | lib.PM_OPERATION_SYNC, 1, errno.EIO)
+    with pytest.raises(pmstore.StoreIOError):
+        store.commit()
+    core.trace.fail(0, 0, 0)
+    handle, out = core._store, ffi.new("uint8_t[8192]")
+    number = ffi.cast("uint64_t *", out)
+    calls = [
+        *changing(handle),
+        lib.pm_commit_async(handle, 1),
+        lib.pm_sync(handle),
+        lib.pm_get(handle, b"k", 1, ffi.new("pm_entry *"), out),
+        lib.pm_scan(handle, b"", 0, 0, b"", 0, out, 8192, ffi.new("size_t *")),
+        lib.pm_last(handle, b"k", 1, out),
+        lib.pm_read(handle, PAGE, 1, out),
+        lib.pm_check_contents(handle, PAGE, 1, 1),
+        lib.pm_buffer_open(handle, PAGE, 1, 0, ffi.new("pm_buffer **")),
+        lib.pm_count_keys(handle, number),
+        lib.pm_check(handle, ffi.new("pm_report **")),
+    ]
+    assert calls == [lib.PM_FAILED] * len(calls)
+    store._drop(discard=True)
 
 
 def flipped(store: pmstore.Store) -> np.ndarray[Any, Any]:

@@ -67,6 +67,9 @@ def test_I20_a_damaged_block_of_a_large_array(path: str, medium: Medium, block: 
         for _ in range(5):
             with pytest.raises(pmstore.CorruptStoreError, match="damaged"):
                 store.read("array")
+        for part in (np.s_[: block * PAGE + 1], np.s_[(block + 1) * PAGE - 1 :]):  # one byte of it, which is sound
+            with pytest.raises(pmstore.CorruptStoreError, match="damaged"):
+                store.read(("array", part))
         part = np.s_[: block * PAGE] if block else np.s_[PAGE:]
         np.testing.assert_array_equal(store.read(("array", part)), array[part])
 

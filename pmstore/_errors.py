@@ -269,7 +269,7 @@ def memory_errors() -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if "memory" in str(error):
+        if "not enough memory" in str(error):
             raise MemoryError(str(error)) from error
         raise
 

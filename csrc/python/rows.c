@@ -98,6 +98,10 @@ static bool write_row(Rows *rows, PyObject *const *arguments)
     if (run != (int)run || ((run == -1 || iteration == -1) && PyErr_Occurred())) return false;
     if (!as_double(arguments[2], &seconds) || !ask_clock(rows, &now)) return false;
     if (!now) seconds = 0;
+    if (rows->place >= rows->end) { /* a figure or the clock has added rows */
+        PyErr_SetString(PyExc_RuntimeError, "another row was added while this one was");
+        return false;
+    }
     uint8_t *row = rows->bytes + rows->place;
     const int both[] = {(int)run, rows->attempt};
     memcpy(row, both, sizeof both);

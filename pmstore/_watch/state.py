@@ -116,8 +116,8 @@ def fit_of(name: str, history: History, now: float, writer: str, quiet: float = 
         at_most=at_most,
         age=age,
         lives=int(history["attempt"][-1]) if rows else 0,
-        late=_total(history, "late"),
-        lost=_total(history, "lost"),
+        late=_total(history, "late") if "lost" in history else None,
+        lost=_total(history, "lost") if "late" in history else None,
         curve=sampled(iteration[begin:], objective[begin:]),
         ends=sampled(run[ends] + 1, objective[ends]),
     )

@@ -147,7 +147,9 @@ def _fit_cells(fit: Fit) -> list[Any]:
 
 def _asked_again(fit: Fit) -> str:
     """The rest of the state, if shards were asked for again."""
-    return f", {fit.late:,} late, {fit.lost:,} lost" if fit.late or fit.lost else ""
+    if fit.late is None or fit.lost is None or not fit.late + fit.lost:
+        return ""
+    return f", {fit.late:,} late, {fit.lost:,} lost"
 
 
 def _curve(values: list[float | None] | None) -> str:

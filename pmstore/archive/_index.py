@@ -25,6 +25,7 @@ import bisect
 import contextlib
 import copy
 import itertools
+import operator
 from collections.abc import Callable, Container, Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -239,6 +240,7 @@ def _stacked(indexes: Sequence[Index], until: int | None = None) -> tuple[dict[i
     others with the same contents."""
     rows: dict[int, Any] = {}
     ranks: dict[int, tuple[bool, bool]] = {}
+    others: dict[tuple[int, Any], tuple[tuple[bool, bool], Any]] = {}  # by version and state, those that are beaten
     parted: int | None = None
     for index in reversed(indexes):
         lacking = index._lacking()
@@ -250,7 +252,14 @@ def _stacked(indexes: Sequence[Index], until: int | None = None) -> tuple[dict[i
                 continue
             alike = _state(there) == _state(row)
             counted = 2 if until is None or version < until or alike else 1  # of the two attributes of a rank
-            if rank[:counted] >= ranks[version][:counted]:
+            wins = rank[:counted] >= ranks[version][:counted]
+            if not alike:
+                beaten = (ranks[version], there) if wins else (rank, row)
+                name = version, _state(beaten[1])
+                others[name] = max(others.get(name, beaten), beaten, key=operator.itemgetter(0))
+                if wins and (name := (version, _state(row))) in others:  # the best one with these contents
+                    rank, row = max((rank, row), others[name], key=operator.itemgetter(0))
+            if wins:
                 rows[version], ranks[version] = row, rank
             if not alike and _is_exact(there) and _is_exact(row):
                 parted = version if parted is None else min(parted, version)

@@ -83,11 +83,17 @@ def leaving(index: Index, keep: Keep, tagged: Collection[int], now: float, until
 
 
 def forget(
-    writer: IndexWriter, place: Place, going: set[int], tagged: Callable[[], Iterable[int]], unneeded: set[str]
+    writer: IndexWriter,
+    place: Place,
+    going: set[int],
+    tagged: Callable[[], Iterable[int]],
+    unneeded: set[str],
+    needed: Collection[str] = (),
 ) -> None:
     """Remove versions from the list, and delete the parts that no other version needs. None of them had a tag before
     this call; tagged: reads which ones have one now. unneeded: parts that an earlier call could not delete; it gets
-    those of this call if it raises ArchiveUnavailableError.
+    those of this call if it raises ArchiveUnavailableError. needed: parts that later rows may name, although none does
+    now.
 
     `Archive.tag` makes the tag, and then looks whether the version is still listed::
 
@@ -111,6 +117,7 @@ def forget(
     if late:
         writer.change(_without(before, going - late), before)
     unneeded.difference_update(part for row in writer.index.rows() for part in row.parts)
+    unneeded.difference_update(needed)
     writer.require_newest()
     place.once.delete(sorted(unneeded))
     unneeded.clear()

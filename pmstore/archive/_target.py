@@ -167,6 +167,7 @@ class Target:
         self._waiting: set[int] = set()  # versions whose tags can't be copied, as the place keeps older ones
         self._swept = False
         self._put: set[str] = set()  # parts of this drain that no row names yet
+        self._left_out: set[str] = set()  # parts of rows of this drain that are not listed. Later rows may name them
         self._unneeded: set[str] = set()  # parts that could not be deleted
 
     def _look(self) -> None:
@@ -221,14 +222,16 @@ class Target:
         for name, pieces in flush.parts:
             self.place.put(name, pieces)
         self.append(flush.rows)
-        self._delete_unnamed(flush.rows)
+        self._delete_unnamed(flush)
 
-    def _delete_unnamed(self, rows: Sequence[Row]) -> None:
+    def _delete_unnamed(self, flush: Flush) -> None:
         """Deletes the parts that captures have left that failed. A version names no part that was filled before those
         of an older one, unless that names it, too."""
-        named = {part for row in rows for part in row.parts}
+        named = {part for row in flush.rows for part in row.parts}
         newest = max(self._put & named, default="")
         done = {name for name in self._put if name <= newest}
+        if flush.useful is not None:
+            done |= self._put - flush.useful
         self._put -= done
         with contextlib.suppress(ArchiveUnavailableError):  # the next drain sweeps
             self.place.once.delete(sorted(done - named))
@@ -237,6 +240,10 @@ class Target:
         """The rows of versions whose parts are there. Those that were added already are left out."""
         if rows:
             self._writer.append(rows)
+            for row in rows:
+                there = self.index.find(row.version)
+                if there is None or there.directory != row.directory:  # another writer's row with the same contents
+                    self._left_out.update(row.parts)
             if not self._swept:
                 self._swept = True
                 self._sweep()
@@ -399,7 +406,7 @@ class Target:
 
     def _forget(self, going: set[int]) -> None:
         try:
-            forget(self._writer, self.place, going, self._read_tagged, self._unneeded)
+            forget(self._writer, self.place, going, self._read_tagged, self._unneeded, self._left_out)
         except ArchiveUnavailableError as error:
             if not error.transient:
                 self._unneeded.clear()  # the next drain tries again

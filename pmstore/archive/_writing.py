@@ -44,11 +44,13 @@ Stored = tuple[Frame, Chain]
 
 class Flush(NamedTuple):
     """The data that one step writes to a place. parts: name and bytes; rows: of the versions that are whole then;
-    nbytes: of the parts."""
+    nbytes: of the parts. useful: after a capture that failed, those of the parts before that a later version may still
+    name."""
 
     parts: list[tuple[str, list[Any]]]
     rows: list[Row]
     nbytes: int
+    useful: frozenset[str] | None = None
 
 
 class Writing:
@@ -99,6 +101,7 @@ class Writing:
         self._stored = {(key, one[0].runs, one[0].checksum): one for key, one in stored}
         self._is_whole = is_whole
         self._have: dict[tuple[bytes, Any, int], Stored] = {}  # frames of the version that is being encoded
+        self._tried: set[tuple[bytes, Any, int]] = set()  # names of all frames that the last try to encode it needed
         self._mark = self._state()  # the parts before that version
         self._whole: dict[bytes, tuple[Stored, ...]] = {}  # frames that have all of an entry's contents by themselves
         self._distrusted: frozenset[str] = frozenset()  # parts that the next version must not refer to,
@@ -129,10 +132,17 @@ class Writing:
         MemoryError it is as if it had not been called."""
         first = part_name(self._writer, self._mark[0])  # of the parts that are forgotten, too
         parts = ((name, one, one[0].piece.part) for name, one in self._have.items())
-        have = {name: one for name, one, part in parts if part < first or writer_of(part) != self._writer}
+        have = {
+            name: one
+            for name, one, part in parts
+            if name in self._tried and (part < first or writer_of(part) != self._writer)
+        }
+        encoded = (part for row in self.rows for part in row.parts)  # of versions before, whose rows come later
+        useful = frozenset(one[0].piece.part for one in have.values()).union(encoded)
         self._number, self._pieces, count, self._length, full, self._full_bytes, self._written = self._mark
         del self._pieces[count:], self._full[full:]
         self._have = have
+        self._flush(Flush([], [], 0, useful))
 
     def restart(self) -> None:
         """The next version is a base, with contents that are written anew."""
@@ -158,6 +168,7 @@ class Writing:
     def version(self, changes: Changes) -> Row:
         """Encode a version. After an exception it is as if it had not been called, but for bytes of parts."""
         bad = self._distrusted
+        self._tried = set()
         as_base = bool(bad) or self._base_is_due()
         begun = self._written + self._length
         entries = changes.entries
@@ -369,6 +380,7 @@ class Writing:
     ) -> Stored:
         checksum = hash64(data.data)
         name = key, runs, checksum
+        self._tried.add(name)
         stored = self._stored.pop(name, None)
         if stored is not None and stored[0].piece.part not in self._distrusted and self._is_whole(stored[0].piece):
             self._have[name] = stored
@@ -427,10 +439,10 @@ class Writing:
             self._number, self._pieces, self._length = self._number + 1, [], 0
 
     def _hand_over(self) -> None:
-        job, nothing = Flush(self._full, self.rows, self._full_bytes), Flush([], [], 0)
+        job = Flush(self._full, self.rows, self._full_bytes)
         mark = self._number, self._pieces, len(self._pieces), self._length, 0, 0, self._written
         self._flush(job)
-        self._full, self.rows, self._full_bytes = nothing
+        self._full, self.rows, self._full_bytes = [], [], 0
         self._mark = mark
 
 

@@ -425,8 +425,6 @@ class GradLog:
             self._compression.compress(rows, row)
         elif isinstance(self._side, Log):
             self._side.take(found)
-        last = found[-1][1]
-        self._seen = weakref.ref(last), last._version
         self._logged = [(one, one._version) for _, one in found]
         self._stepped_at = time.perf_counter()
 
@@ -437,6 +435,9 @@ class GradLog:
             self._lose()  # a hook that torch called after this one may have changed anything
         self._come_last_before()
         self._logged.clear()
+        self._layout.put_back()
+        last = self._layout.gradients()[-1:]
+        self._seen = (weakref.ref(last[0][1]), last[0][1]._version) if last else None
         self._changes.remember()
 
     def _come_last_before(self) -> None:

@@ -142,6 +142,7 @@ class Layout:
         self.gpus = [one for one in dict.fromkeys(one.device for one in self.parameters) if one.type == "cuda"]
         # A parameter that is a slice of a larger tensor has gaps in its memory. Gradients have none.
         self.strides = [torch.empty_like(one, device="meta").stride() for one in self.parameters]
+        self._replaced: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []  # parameters, and two gradients each
         self._given = [one.stride() for one in self.parameters]
         self._present = 8
         self._numbers = _up(self._present + len(self.parameters), 8)
@@ -170,7 +171,25 @@ class Layout:
             shape, strides = gradient.shape, self.strides[number]
             if order_of(shape, gradient.stride()) != order_of(shape, strides):
                 ordered = torch.empty_strided(shape, strides, dtype=gradient.dtype, device=gradient.device)
-                self.parameters[number].grad = ordered.copy_(gradient)
+                self.replace(number, ordered.copy_(gradient))
+
+    def replace(self, number: int, gradient: torch.Tensor) -> None:
+        """Let the optimizer use another tensor as the gradient, until `put_back`."""
+        one = self.parameters[number]
+        assert one.grad is not None
+        self._replaced.append((one, one.grad, gradient))
+        one.grad = gradient
+
+    def put_back(self) -> None:
+        """Let the program have its own tensors again, with the gradients that the optimizer used: it may write to them
+        through other views."""
+        with torch.no_grad():
+            for one, before, gradient in reversed(self._replaced):
+                if one.grad is gradient:
+                    if torch._debug_has_internal_overlap(before) != 1:  # 1: it has, and can't be written
+                        before.copy_(gradient)
+                    one.grad = before
+        self._replaced.clear()
 
     def rows(self, content: torch.Tensor) -> Rows:
         """Views of a tensor of uint8 in main memory, of shape (iterations, row_bytes)."""

@@ -59,7 +59,7 @@ class Compression:
         """Let each gradient be one that `compress` can write to: autograd may leave conjugated and negated views."""
         for number, gradient in self._layout.gradients():
             if gradient.is_conj() or gradient.is_neg():
-                self._layout.parameters[number].grad = gradient.resolve_conj().resolve_neg()
+                self._layout.replace(number, gradient.resolve_conj().resolve_neg())
 
     def compress(self, rows: Rows, row: int) -> None:
         """Write the kept elements of the parameters' gradients into a row, and leave only them in the gradients."""

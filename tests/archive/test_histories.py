@@ -492,3 +492,67 @@ def test_a_place_that_lacks_a_part_does_not_tell(tmp_path: Path) -> None:
         store.commit()
         assert drain.wait() == store.sequence
     assert (archive.open(place)[archive.open(place).latest]["rows"] == 1).all()
+
+
+def test_parts_of_a_version_that_another_writer_has_listed(tmp_path: Path) -> None:
+    """The writer that goes on leaves its own row of it out. Its later bases refer to what that row refers to."""
+    path, other = tmp_path / "store.pm", tmp_path / "other.pm"
+    place = Memory()
+    before = Late(place.objects)
+
+    def step(store: pmstore.Store) -> None:
+        store["x"][:] = np.arange(3000) * store.sequence
+        store.commit()
+
+    with pmstore.open(path) as store, stepping(store, before) as late:
+        store["z"], store["x"] = np.random.default_rng(0).random((2, 3000))
+        store.commit()
+        archived(late)
+        shutil.copy(path, other)
+        step(store)
+        late._writing.restart()  # the late flush has all contents anew
+        late.capture()
+        late.flush()
+        with pmstore.open(other) as copy, stepping(copy, place, keep=1) as steps:
+            before.late = True
+            while late.write():
+                pass
+            steps._writing.base_after = 0
+            for _ in range(4):
+                step(copy)
+                archived(steps)
+            found = Archive(Sources([place]))
+            assert found.versions() == [5] and found.verify().ok and same(found[5]["z"], copy["z"])
+
+
+def test_three_places_with_two_histories(tmp_path: Path) -> None:
+    """The first and the third have the same one. A damaged list of the first hides nothing that the third has whole."""
+    path, other = tmp_path / "store.pm", tmp_path / "copy.pm"
+    first, second, third = Memory(), Memory(), Memory()
+
+    def step(store: pmstore.Store, by: int) -> None:
+        store["x"][store.sequence * 10] += by
+        store.commit()
+
+    with pmstore.open(path) as store:
+        store["x"] = np.random.default_rng(0).random(30_000)
+        store.commit()
+        with stepping(store, first) as one, stepping(store, second) as two, stepping(store, third) as three:
+            for number in range(8):
+                for steps in (one, three, two) if number < 4 else (one, three):
+                    archived(steps)
+                if number == 3:
+                    shutil.copy(path, other)
+                step(store, 1)
+    with pmstore.open(other) as store, stepping(store, second) as steps:
+        for _ in range(4):
+            step(store, 5)
+            archived(steps)
+    first.objects[f"index/{first.list('index')[2]}"] = b"damaged"
+    whole = Archive(Sources([third]))
+    for places in ([first, second, third], [first, third, second]):
+        with pytest.warns(pmstore.ArchiveWarning):
+            found = Archive(Sources(places))
+        assert found.versions() == whole.versions()
+        for version in whole.versions():
+            assert same(found[version]["x"], whole[version]["x"]), version

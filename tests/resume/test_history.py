@@ -269,6 +269,25 @@ def test_figures_of_any_order_and_kind() -> None:
     np.testing.assert_array_equal(np.column_stack([found["objective"], found["shift"]]), wanted)
 
 
+def test_a_row_that_is_added_while_another_one_is() -> None:
+    """A clock, or a figure, is code of the caller's: nothing is written behind the page."""
+    page = np.zeros(4, "i4, i4, i8, f8, f8, f8")
+    ends = 2 * page.itemsize
+    again = [True]
+
+    def clock() -> float:
+        if again:
+            again.clear()
+            rows_of_page.add(0, 7, 0.0, {"objective": 7.0})
+        return 1.0
+
+    address = address_of(page)
+    rows_of_page = RowPage(page, address, page.itemsize, ends, page.itemsize, ("objective",), 1, clock)
+    with pytest.raises(RuntimeError, match="another row was added"):
+        rows_of_page.add(0, 1, 0.0, {"objective": 2.0})
+    assert rows_of_page.place == ends and page["f2"].tolist() == [0, 7, 0, 0]
+
+
 def test_pages_that_can_not_be(path: Path) -> None:
     page = np.zeros(4, "i4, i4, i8, f8, f8, f8")
     address = address_of(page)

@@ -106,6 +106,42 @@ def test_gradients_in_another_memory_order(kind: str, order: str, mode: Any, tmp
     assert equal(whole, train(tmp_path / "parts.pm", 8))
 
 
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_that_are_views_of_a_buffer_stay_there(mode: Any, tmp_path: Path) -> None:
+    """A program zeroes and averages the buffer. The model is channels_last, so that the views have another order."""
+
+    def train(path: Path | None) -> tuple[list[float], bool]:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Flatten(), nn.Linear(144, 2))
+        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        buffer, at = torch.zeros(sum(one.numel() for one in net.parameters())), 0
+        for one in net.parameters():
+            one.grad = buffer[at : at + one.numel()].view(one.shape)
+            at += one.numel()
+        optimizer = torch.optim.SGD(net.parameters(), 0.05)
+        x, y, losses = torch.randn(8, 3, 8, 8), torch.arange(8) % 2, []
+
+        def run(step: Any) -> None:
+            for _ in range(5):
+                buffer.zero_()
+                loss = nn.functional.cross_entropy(net(x), y)
+                loss.backward()
+                losses.append(loss.item())
+                step()
+
+        if path is None:
+            run(optimizer.step)
+        else:
+            options = {"ratio": 1.0} if mode == "topk" else {}
+            with pmstore.open(path) as store, GradLog(net, optimizer, store, mode, **options) as log:
+                run(log.step)
+        first = net[0].weight.grad
+        return losses, first is not None and first.data_ptr() == buffer.data_ptr()
+
+    alone, logged = train(None), train(tmp_path / "s.pm")
+    assert logged[1] and np.allclose(alone[0], logged[0])
+
+
 # ---- hooks
 
 

@@ -183,6 +183,22 @@ def test_an_interrupt_is_the_end(
     assert (status, err) == (0, "") and len(out.splitlines()) == 1
 
 
+@pytest.mark.parametrize("names", [("late",), ("lost",), ("late", "lost")])
+def test_figures_with_the_names_of_counts(
+    path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, names: tuple[str, ...]
+) -> None:
+    pytest.importorskip("rich")
+    monkeypatch.setenv("COLUMNS", "160")
+
+    class Other(Falling):
+        def step(self) -> dict[str, float]:
+            return super().step() | dict.fromkeys(names, 0.25)
+
+    Other().run(path, "other")
+    told(capsys, "watch", path)
+    assert "finished" in run(capsys, "watch", path, "other", "--once")[1]
+
+
 def test_a_damaged_fit_does_not_hide_the_others(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pmstore.open(path) as store:
         Falling().run(store, "second")

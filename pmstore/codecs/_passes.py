@@ -75,7 +75,7 @@ def kind_of(dtype: np.dtype[Any], named: str | None = None) -> Kind | None:
 
 
 def _pointer(data: Any) -> Any:
-    return ffi.cast("void *", data.__array_interface__["data"][0])
+    return ffi.from_buffer(data)
 
 
 class Errors:

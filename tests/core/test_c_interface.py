@@ -313,6 +313,12 @@ def test_each_call_is_refused_in_a_store_that_has_failed(directory: Path) -> Non
     store._drop(discard=True)
 
 
+def test_each_new_member_of_a_list_is_checked(core: Core) -> None:
+    members = ffi.new("pm_member[]", 3)
+    members[2].entry.meta_length = META_MAX + 1
+    assert lib.pm_splice(core._store, b"s", 1, 0, 0, members, 3) == lib.PM_TOO_LONG
+
+
 def flipped(store: pmstore.Store) -> np.ndarray[Any, Any]:
     """An array of which the last commit has made the second slot current."""
     x = store.create_array("x", 140_000)

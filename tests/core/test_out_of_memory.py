@@ -270,6 +270,7 @@ def refused_to_a_reader(folder: str) -> None:
             begin_memory(ONCE, at)
             with contextlib.suppress(pmstore.OutOfMemoryError), pmstore.open(path, "r") as store:
                 assert (store.read("a") == 1).all(), (path.name, at)
+                store.wait(timeout=0)
             shims.end()
 
 

@@ -214,7 +214,7 @@ class Follower:
         fits = [self._fit(name, told, now, writer) for name, told in commit.fits]
         newest = max((now - fit.age for fit in fits if fit.age is not None), default=0.0)
         age = max(0.0, now - max(self._since, newest))
-        return View(self.path, now, commit.sequence, writer, age, fits, *commit[2:])
+        return View(self.path, now, commit.sequence, writer, age, fits, commit.values, commit.more, commit.more_fits)
 
     def _fit(self, name: str, told: History | None, now: float, writer: str) -> Fit:
         if told is None:

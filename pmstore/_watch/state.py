@@ -100,6 +100,7 @@ def fit_of(name: str, history: History, now: float, writer: str, quiet: float = 
         state = "stalled"
     left, at_most = _left(history, rate, max_iter, runs) if state == "running" else (None, False)
     current = int(run[-1]) if rows else 0
+    late, lost = _asked_again(history)
     begin = int(np.searchsorted(run, current))
     ends = np.flatnonzero(np.diff(run))
     return Fit(
@@ -116,8 +117,8 @@ def fit_of(name: str, history: History, now: float, writer: str, quiet: float = 
         at_most=at_most,
         age=age,
         lives=int(history["attempt"][-1]) if rows else 0,
-        late=_total(history, "late") if "lost" in history else None,
-        lost=_total(history, "lost") if "late" in history else None,
+        late=late,
+        lost=lost,
         curve=sampled(iteration[begin:], objective[begin:]),
         ends=sampled(run[ends] + 1, objective[ends]),
     )
@@ -127,6 +128,12 @@ def unreadable(name: str) -> Fit:
     """A fit whose history is damaged, or was changed by other code."""
     nothing = Curve([], [])
     return Fit(name, "unreadable", 0, 1, 0, None, 0, None, None, None, False, None, 0, None, None, nothing, nothing)
+
+
+def _asked_again(history: History) -> tuple[int | None, int | None]:
+    """How often shards were asked for again, late and lost ones. A user's own figure may have one of the names."""
+    late, lost = _total(history, "late"), _total(history, "lost")
+    return (None, None) if late is None or lost is None else (late, lost)
 
 
 def _total(history: History, column: str) -> int | None:

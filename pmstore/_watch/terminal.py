@@ -147,9 +147,7 @@ def _fit_cells(fit: Fit) -> list[Any]:
 
 def _asked_again(fit: Fit) -> str:
     """The rest of the state, if shards were asked for again."""
-    if fit.late is None or fit.lost is None or not fit.late + fit.lost:
-        return ""
-    return f", {fit.late:,} late, {fit.lost:,} lost"
+    return f", {fit.late:,} late, {fit.lost:,} lost" if fit.late or fit.lost else ""
 
 
 def _curve(values: list[float | None] | None) -> str:

@@ -406,12 +406,12 @@ class GradLog:
 
     def _capture(self, optimizer: torch.optim.Optimizer) -> None:
         """Write the gradients and the settings into the row of this iteration."""
-        self._check_gradients(self._layout.gradients())
-        check_groups(optimizer, self._layout)
-        self._layout.put_in_order()
-        if self._compression is not None:
-            self._compression.resolve()
         found = self._layout.gradients()
+        self._check_gradients(found)
+        check_groups(optimizer, self._layout)
+        found = self._layout.replaced(found, self._layout.in_order)
+        if self._compression is not None:
+            found = self._layout.replaced(found, self._compression.resolved)
         unscale(optimizer, [one for _, one in found])
         if self._changes.found():
             self._lose()
@@ -436,8 +436,8 @@ class GradLog:
         self._come_last_before()
         self._logged.clear()
         self._layout.put_back()
-        last = self._layout.gradients()[-1:]
-        self._seen = (weakref.ref(last[0][1]), last[0][1]._version) if last else None
+        last = next((one.grad for one in reversed(self._layout.parameters) if one.grad is not None), None)
+        self._seen = None if last is None else (weakref.ref(last), last._version)
         self._changes.remember()
 
     def _come_last_before(self) -> None:

@@ -14,13 +14,15 @@ parameter's memory has gaps, the gradient has the strides that torch gives it, w
 from __future__ import annotations
 
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 __all__ = ["Layout", "Rows", "Setting", "give", "numbers_of", "order_of", "set_numbers", "settings_of"]
+
+Gradients = list[tuple[int, torch.Tensor]]  # with the numbers of their parameters
 
 _ALIGNED = 16  # bytes; no dtype has larger elements
 _MOST_INT32 = 2**31 - 1
@@ -160,25 +162,29 @@ class Layout:
         """Whether the parameters still have the memory order that rows were made for."""
         return all(one.stride() == strides for one, strides in zip(self.parameters, self._given, strict=True))
 
-    def gradients(self) -> list[tuple[int, torch.Tensor]]:
+    def gradients(self) -> Gradients:
         """The gradients of parameters that have one, with the parameters' numbers."""
         return [(number, one.grad) for number, one in enumerate(self.parameters) if one.grad is not None]
 
-    def put_in_order(self) -> None:
-        """Let each gradient lie in memory as in a row. Optimizers round in another way if it doesn't, and a replay can
-        only have the row."""
-        for number, gradient in self.gradients():
-            shape, strides = gradient.shape, self.strides[number]
-            if order_of(shape, gradient.stride()) != order_of(shape, strides):
-                ordered = torch.empty_strided(shape, strides, dtype=gradient.dtype, device=gradient.device)
-                self.replace(number, ordered.copy_(gradient))
+    def in_order(self, number: int, gradient: torch.Tensor) -> torch.Tensor:
+        """The gradient as it lies in memory in a row. Optimizers round in another way if it doesn't lie like this, and
+        a replay can only have the row."""
+        shape, strides = gradient.shape, self.strides[number]
+        if gradient.stride() == strides or order_of(shape, gradient.stride()) == order_of(shape, strides):
+            return gradient
+        return torch.empty_strided(shape, strides, dtype=gradient.dtype, device=gradient.device).copy_(gradient)
 
-    def replace(self, number: int, gradient: torch.Tensor) -> None:
-        """Let the optimizer use another tensor as the gradient, until `put_back`."""
-        one = self.parameters[number]
-        assert one.grad is not None
-        self._replaced.append((one, one.grad, gradient))
-        one.grad = gradient
+    def replaced(self, found: Gradients, change: Callable[[int, torch.Tensor], torch.Tensor]) -> Gradients:
+        """Gradients after a change. The optimizer uses other tensors, until `put_back`."""
+        changed = []
+        for number, before in found:
+            gradient = change(number, before)
+            if gradient is not before:
+                one = self.parameters[number]
+                self._replaced.append((one, before, gradient))
+                one.grad = gradient
+            changed.append((number, gradient))
+        return changed
 
     def put_back(self) -> None:
         """Let the program have its own tensors again, with the gradients that the optimizer used: it may write to them

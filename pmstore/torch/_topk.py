@@ -55,11 +55,10 @@ class Compression:
         parts = {number: part for one in self._devices for pool in one.pools for number, part in pool.parts.items()}
         self.residuals = [in_shape(parts[number], layout, number) for number in range(len(layout.parameters))]
 
-    def resolve(self) -> None:
-        """Let each gradient be one that `compress` can write to: autograd may leave conjugated and negated views."""
-        for number, gradient in self._layout.gradients():
-            if gradient.is_conj() or gradient.is_neg():
-                self._layout.replace(number, gradient.resolve_conj().resolve_neg())
+    @staticmethod
+    def resolved(number: int, gradient: torch.Tensor) -> torch.Tensor:
+        """A gradient that `compress` can write to: autograd may leave conjugated and negated views."""
+        return gradient.resolve_conj().resolve_neg()
 
     def compress(self, rows: Rows, row: int) -> None:
         """Write the kept elements of the parameters' gradients into a row, and leave only them in the gradients."""

@@ -98,6 +98,14 @@ def test_parts_that_a_place_could_not_delete_go_with_the_next_versions(tmp_path:
     assert len(place.list("parts")) == 1 and Archive(Sources([place])).versions() == [8]
 
 
+def some(store: pmstore.Store, steps: Steps, count: int) -> None:
+    """Archive so many versions."""
+    for _ in range(count):
+        store["x"] = np.full(3000, store.sequence)
+        store.commit()
+        archived(steps)
+
+
 def test_a_tag_that_a_further_place_can_not_take_away_yet(tmp_path: Path) -> None:
     """The tag is another version's by now, which stays there although it has no tag."""
     near, far = Memory(), Undeleting(True)
@@ -105,21 +113,15 @@ def test_a_tag_that_a_further_place_can_not_take_away_yet(tmp_path: Path) -> Non
     with pmstore.open(tmp_path / "store.pm") as store, stepping(store, near, patient(far), keep=3) as steps:
         steps._writing.base_after = 0
 
-        def some(count: int) -> None:
-            for _ in range(count):
-                store["x"] = np.full(3000, store.sequence)
-                store.commit()
-                archived(steps)
-
-        some(2)
+        some(store, steps, 2)
         Archive(Sources([near])).tag("best", 2)
-        some(2)
+        some(store, steps, 2)
         Archive(Sources([near])).untag("best")
         Archive(Sources([near])).tag("best", 4)
         far.refuses = True
-        some(6)
+        some(store, steps, 6)
         far.refuses = False
-        some(3)
+        some(store, steps, 3)
     found = Archive(Sources([far]))
     assert found.tags == {"best": 4} and found[4]["x"][0] == 3 and 2 not in found
 
@@ -132,20 +134,14 @@ def test_a_further_place_that_keeps_a_tag_for_good(tmp_path: Path) -> None:
         steps._writing.base_after = 0
         steps.attach(lambda: None, told.append)
 
-        def some(count: int) -> None:
-            for _ in range(count):
-                store["x"] = np.full(3000, store.sequence)
-                store.commit()
-                archived(steps)
-
-        some(2)
+        some(store, steps, 2)
         Archive(Sources([near])).tag("best", 2)
-        some(2)
+        some(store, steps, 2)
         far.refuses = True
         Archive(Sources([near])).untag("best")
-        some(20)
+        some(store, steps, 20)
         Archive(Sources([near])).tag("best", 23)
-        some(20)
+        some(store, steps, 20)
     found = Archive(Sources([far]))
     assert found.versions() == [2, 23, 42, 43, 44] and found[23]["x"][0] == 22
     assert len(told) == 1 and "versions stay that could go" in told[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cmath
+import numbers
 import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,6 +18,8 @@ __all__ = [
     "all_finite",
     "check_groups",
     "check_copied",
+    "check_gradient",
+    "check_numbers",
     "count",
     "fingerprint_of",
     "inner",
@@ -27,17 +30,32 @@ __all__ = [
 ]
 
 _SUPPORTED = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
+_WITHIN = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
 
 
 def inner(model: torch.nn.Module) -> torch.nn.Module:
-    """The model itself, in DistributedDataParallel or torch.compile()."""
-    for name in ("module", "_orig_mod"):
-        while type(model).__name__ in ("DistributedDataParallel", "DataParallel", "OptimizedModule"):
-            inner = getattr(model, name, None)
-            if not isinstance(inner, torch.nn.Module):
-                break
-            model = inner
+    """The model itself, in DistributedDataParallel or torch.compile().
+
+    Raises TypeError for what is no module, and ValueError for parameters without values.
+    """
+    if not isinstance(model, torch.nn.Module):
+        raise TypeError(f"the model is to be a torch.nn.Module, not {type(model).__name__}")
+    while isinstance(within := getattr(model, _WITHIN.get(type(model).__name__, ""), None), torch.nn.Module):
+        model = within
+    for name, one in model.named_parameters():
+        if torch.nn.parameter.is_lazy(one):
+            raise ValueError(f"{name} has no shape yet: call the model once before the log is made")
+        if one.is_meta:
+            raise ValueError(f"{name} is on the meta device, and has no values: load the weights first")
     return model
+
+
+def check_numbers(ratio: float, mtbf: float) -> None:
+    """Raise ValueError unless a share and a number of seconds are what GradLog takes."""
+    if not isinstance(ratio, numbers.Real) or not 0 < ratio <= 1:
+        raise ValueError(f"ratio is a number from 0 to 1, and not 0: {ratio!r}")
+    if not isinstance(mtbf, numbers.Real) or not mtbf > 0:
+        raise ValueError(f"mtbf is a number of seconds, more than 0, not {mtbf!r}")
 
 
 def supported(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
@@ -88,6 +106,21 @@ def check_groups(optimizer: torch.optim.Optimizer, layout: Layout) -> None:
                 f"the setting {one.key!r} of the optimizer's group {one.group} was of another type when the log "
                 f"was made, and is {optimizer.param_groups[one.group].get(one.key)!r} now: make the GradLog after that"
             )
+
+
+def check_gradient(name: str, gradient: torch.Tensor, dtype: torch.dtype) -> None:
+    """Raise TypeError for a gradient that can't be in a row. dtype: of the parameter when the log was made."""
+    if gradient.layout is not torch.strided:
+        raise TypeError(f"the gradient of {name} is sparse: use sparse=False")
+    if gradient.is_inference():
+        raise TypeError(
+            f"the gradient of {name} was made in torch.inference_mode(), which hides later changes: use torch.no_grad()"
+        )
+    if gradient.dtype != dtype:
+        raise TypeError(
+            f"the gradient of {name} is of {gradient.dtype}, and the parameter was of {dtype} when the log was made: "
+            "convert the model before"
+        )
 
 
 def skips(optimizer: torch.optim.Optimizer) -> bool:

@@ -20,7 +20,9 @@ from pmstore.torch._changes import Changes
 from pmstore.torch._checks import (
     all_finite,
     check_copied,
+    check_gradient,
     check_groups,
+    check_numbers,
     count,
     fingerprint_of,
     inner,
@@ -150,12 +152,9 @@ class GradLog:
     ) -> None:
         if mode not in _MODES:
             raise ValueError(f"mode is one of {', '.join(map(repr, _MODES))}, not {mode!r}")
-        if not 0 < ratio <= 1:
-            raise ValueError(f"ratio is a number from 0 to 1, and not 0: {ratio!r}")
+        check_numbers(ratio, mtbf)
         if mode == "replica" and full_every != "auto":
             raise ValueError("full_every is for logs of gradients: each commit of a replica has the full state")
-        if not mtbf > 0:
-            raise ValueError(f"mtbf is a number of seconds, more than 0, not {mtbf!r}")
         every = count(batch, "batch"), count(full_every, "full_every")
         self._ranks = Ranks()
         self._optimizer = supported(optimizer)
@@ -363,6 +362,7 @@ class GradLog:
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self._layout.put_back()  # after a step that was interrupted
         if isinstance(self._side, Log):
             self._side.close()
 
@@ -458,13 +458,7 @@ class GradLog:
                 "does not tell of writes to parameter.grad.data, so write to parameter.grad"
             )
         for number, gradient in found:
-            if gradient.layout is not torch.strided:
-                raise TypeError(f"the gradient of {self._names.stepped[number][0]} is sparse: use sparse=False")
-            if gradient.dtype != self._layout.dtypes[number]:
-                raise TypeError(
-                    f"the gradient of {self._names.stepped[number][0]} is of {gradient.dtype}, and the parameter "
-                    f"was of {self._layout.dtypes[number]} when the log was made: convert the model before"
-                )
+            check_gradient(self._names.stepped[number][0], gradient, self._layout.dtypes[number])
         if self._finite and not all_finite([one for _, one in found]):
             odd = next(number for number, one in found if not bool(one.isfinite().all()))
             raise ValueError(

@@ -13,12 +13,15 @@ parameter's memory has gaps, the gradient has the strides that torch gives it, w
 
 from __future__ import annotations
 
+import contextlib
 import numbers
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
+
+from pmstore._errors import ReadOnlyStoreError
 
 __all__ = ["Layout", "Rows", "Setting", "give", "numbers_of", "order_of", "set_numbers", "settings_of"]
 
@@ -189,13 +192,30 @@ class Layout:
     def put_back(self) -> None:
         """Let the program have its own tensors again, with the gradients that the optimizer used: it may write to them
         through other views."""
+        replaced, self._replaced = self._replaced, []
         with torch.no_grad():
-            for one, before, gradient in reversed(self._replaced):
+            for one, before, gradient in reversed(replaced):
                 if one.grad is gradient:
-                    if torch._debug_has_internal_overlap(before) != 1:  # 1: it has, and can't be written
-                        before.copy_(gradient)
+                    # Tensors with overlaps (1), and those of a store that is only read, can't be written.
+                    with contextlib.suppress(ReadOnlyStoreError):
+                        if torch._debug_has_internal_overlap(before) != 1:
+                            before.copy_(gradient)
                     one.grad = before
-        self._replaced.clear()
+
+    @contextlib.contextmanager
+    def without_gradients(self) -> Iterator[None]:
+        """Let no parameter have a gradient of the program. Afterwards, those that are views of other tensors, which
+        the program may write to, are there again as they were. Others are left out, as they may be those of an
+        iteration that is not part of the log.
+        """
+        views = [one.grad if one.grad is not None and one.grad._is_view() else None for one in self.parameters]
+        for one in self.parameters:
+            one.grad = None
+        try:
+            yield
+        finally:
+            for one, view in zip(self.parameters, views, strict=True):
+                one.grad = view
 
     def rows(self, content: torch.Tensor) -> Rows:
         """Views of a tensor of uint8 in main memory, of shape (iterations, row_bytes)."""

@@ -157,14 +157,13 @@ class Log:
         if not batches:
             return
         began = self._clock()
-        for number, count in enumerate(batches):
-            rows = self._layout.rows(torch.from_numpy(np.array(self._group[f"log/{number}"])))
-            for row in range(count):
-                if rows.stepped[row]:
-                    self._take(rows, row)
-                    step_alone(self._optimizer)  # what hooks do is in the rows
-        for parameter in self._layout.parameters:
-            parameter.grad = None
+        with self._layout.without_gradients():
+            for number, count in enumerate(batches):
+                rows = self._layout.rows(torch.from_numpy(np.array(self._group[f"log/{number}"])))
+                for row in range(count):
+                    if rows.stepped[row]:
+                        self._take(rows, row)
+                        step_alone(self._optimizer)  # what hooks do is in the rows
         self._tuner.merged(max(self._clock() - began, 1e-9), len(batches))
 
     def _take(self, rows: Rows, row: int) -> None:

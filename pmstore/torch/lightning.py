@@ -121,8 +121,14 @@ class GradLogCallback(Callback):
         if trainer.num_training_batches != len(self._data):
             raise ValueError("limit_train_batches and overfit_batches leave batches out: give data the samples to use")
 
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        """What is drawn at the start of an epoch follows the last batch, and the next batch follows that, too: a resume
+        does not repeat what comes between two batches."""
+        set_generators(self._drawn)
+        self._again = True
+
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        """Training draws the numbers that it would draw without a validation, which a resume does not repeat."""
+        """Training draws the numbers that it would draw without a validation or the start of an epoch."""
         if self._again:
             set_generators(self._drawn)
         self._again = False

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,8 @@ class GradLogCallback(TrainerCallback):
             "scheduler of the Trainer": scheduler,
             "order": _Order(args, len(given["train_dataloader"])),
         }
-        self.log = GradLog(given["model"], optimizer, self._store, **{**self._options, "keep": keep})
+        self._make = partial(GradLog, given["model"], optimizer, self._store, **{**self._options, "keep": keep})
+        self.log = self._make()
         done = self.log.resume()
         if self._folder is not None:
             self._folder.cleanup()
@@ -128,6 +130,7 @@ class GradLogCallback(TrainerCallback):
                 f"the log has {done} iterations, but the Trainer begins at step {state.global_step}: call "
                 "train(resume_from_checkpoint=callback.checkpoint())"
             )
+        self._is_finished = done >= state.max_steps
         self._loss = torch.tensor(float("nan"))
         self._hook = given["model"].register_forward_hook(self._note_loss)
         self._drawn, self._again = generators(), True
@@ -138,7 +141,8 @@ class GradLogCallback(TrainerCallback):
             self._loss = loss.detach()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """See `on_step_begin`."""
+        """What is drawn at the start of an epoch follows the last step. See `on_step_begin`."""
+        set_generators(self._drawn)
         self._again = True
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
@@ -152,8 +156,13 @@ class GradLogCallback(TrainerCallback):
         self._again = False
 
     def on_step_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """Record the iteration."""
+        """Record the iteration. The Trainer does one more of a training that has all its steps: undo that."""
         assert self.log is not None
+        if self._is_finished:
+            self.log = self._make()
+            state.global_step = self.log.resume()
+            control.should_training_stop = True
+            return
         self.log.record(float(self._loss))
         self._drawn = generators()
 

@@ -29,15 +29,22 @@ BATCHES = 5
 class Net(LightningModule):
     """BatchNorm and Dropout, a scheduler of steps or of epochs, a validation that draws random numbers."""
 
-    def __init__(self, interval: str = "step", manual: bool = False, plateau: bool = False) -> None:
+    def __init__(
+        self, interval: str = "step", manual: bool = False, plateau: bool = False, draws: bool = False
+    ) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 3))
         self.interval, self.plateau = interval, plateau
+        self.draws, self.noise = draws, torch.zeros(())
         self.automatic_optimization = not manual
+
+    def on_train_epoch_start(self) -> None:
+        if self.draws:
+            self.noise = torch.rand(())
 
     def training_step(self, batch: Any, batch_idx: int) -> Any:
         x, y = batch
-        return nn.functional.cross_entropy(self.net(x.to(self.net[0].weight.dtype)), y)
+        return nn.functional.cross_entropy(self.net(x.to(self.net[0].weight.dtype)), y) * (1 + self.noise)
 
     def validation_step(self, batch: Any, batch_idx: int) -> Any:
         self.log("noise", torch.rand(()))
@@ -105,6 +112,10 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "max_steps": {"max_epochs": -1, "max_steps": 17},
     "validated": {"val_check_interval": 2},
 }
+DRAWN: dict[str, dict[str, Any]] = {  # at the start of an epoch
+    "drawn": {"net": {"draws": True}},
+    "drawn, not validated": {"net": {"draws": True}, "limit_val_batches": 0},
+}
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -116,14 +127,15 @@ def test_an_interrupted_fit_ends_with_the_same_bits(name: str, tmp_path: Path) -
     assert fit(tmp_path / "cut.pm", **SETTINGS[name]) == whole
 
 
-@pytest.mark.parametrize("name", ["plain", "epochs", "validated"])
+@pytest.mark.parametrize("name", ["plain", "epochs", "validated", *DRAWN])
 @pytest.mark.parametrize("after", [BATCHES, 2 * BATCHES])
 def test_a_fit_that_stops_at_the_end_of_an_epoch(name: str, after: int, tmp_path: Path) -> None:
     """Each iteration is durable at once, so that the log ends there."""
-    whole = fit(tmp_path / "whole.pm", batch=1, **SETTINGS[name])
+    options = (SETTINGS | DRAWN)[name]
+    whole = fit(tmp_path / "whole.pm", batch=1, **options)
     with pytest.raises(RuntimeError, match="stopped here"):
-        fit(tmp_path / "cut.pm", Stop(after), batch=1, **SETTINGS[name])
-    assert fit(tmp_path / "cut.pm", batch=1, **SETTINGS[name]) == whole
+        fit(tmp_path / "cut.pm", Stop(after), batch=1, **options)
+    assert fit(tmp_path / "cut.pm", batch=1, **options) == whole
 
 
 @pytest.mark.parametrize("unit", ["max_steps", "max_epochs"])

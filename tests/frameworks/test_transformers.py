@@ -29,12 +29,20 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.net = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Linear(8, 3))
+        self.noise = torch.zeros(())
 
     def forward(self, x: Any, labels: Any) -> dict[str, Any]:
         if not self.training:
             torch.rand(())
         out = self.net(x)
-        return {"loss": nn.functional.cross_entropy(out, labels), "logits": out}
+        return {"loss": nn.functional.cross_entropy(out, labels) * (1 + self.noise), "logits": out}
+
+
+class Draw(TrainerCallback):
+    """Draws a number at the start of each epoch, which its losses depend on."""
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
+        given["model"].noise = torch.rand(())
 
 
 class Stop(TrainerCallback):
@@ -57,7 +65,13 @@ def tied() -> nn.Module:
 
 
 def fit(
-    path: Path, stop: Stop | None = None, batch: int = 3, resume: bool = True, language: bool = False, **options: Any
+    path: Path,
+    stop: Stop | None = None,
+    batch: int = 3,
+    resume: bool = True,
+    language: bool = False,
+    draw: bool = False,
+    **options: Any,
 ) -> str:
     """Train, and return a digest of model, optimizer, scheduler and history; and the number of steps."""
     torch.set_num_threads(1)
@@ -77,7 +91,7 @@ def fit(
         log = GradLogCallback(store, batch=batch, full_every=6)
         torch.manual_seed(0)
         model = tied() if language else Net()
-        callbacks = [log, *([stop] if stop else [])]
+        callbacks = [log, *([stop] if stop else []), *([Draw()] if draw else [])]
         trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows[:20], callbacks=callbacks)
         try:
             trainer.train(resume_from_checkpoint=log.checkpoint() if resume else None)
@@ -107,6 +121,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "sgd": {"optim": "sgd"},
     "language": {"language": True},
 }
+DRAWN: dict[str, Any] = {"draw": True, "eval_strategy": "epoch"}
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -118,15 +133,16 @@ def test_an_interrupted_training_ends_with_the_same_bits(name: str, tmp_path: Pa
     assert fit(tmp_path / "cut.pm", **SETTINGS[name]) == whole
 
 
-@pytest.mark.parametrize("name", ["plain", "evaluated after epochs"])
+@pytest.mark.parametrize("name", ["plain", "evaluated after epochs", "drawn", "max_steps"])
 @pytest.mark.parametrize("after", [BATCHES, 2 * BATCHES])
 def test_a_training_that_stops_at_the_end_of_an_epoch(name: str, after: int, tmp_path: Path) -> None:
-    """Each iteration is durable at once, so that the log ends there."""
-    whole = fit(tmp_path / "whole.pm", batch=1, **SETTINGS[name])
+    """Each iteration is durable at once, so that the log ends there. A finished one stays as it is."""
+    options = DRAWN if name == "drawn" else SETTINGS[name]
+    whole = fit(tmp_path / "whole.pm", batch=1, **options)
     with pytest.raises(RuntimeError, match="stopped here"):
-        fit(tmp_path / "cut.pm", Stop(after), batch=1, **SETTINGS[name])
-    assert fit(tmp_path / "cut.pm", batch=1, **SETTINGS[name]) == whole
-    assert fit(tmp_path / "cut.pm", batch=1, **SETTINGS[name]) == whole, "there is nothing left to do"
+        fit(tmp_path / "cut.pm", Stop(after), batch=1, **options)
+    assert fit(tmp_path / "cut.pm", batch=1, **options) == whole
+    assert fit(tmp_path / "cut.pm", batch=1, **options) == whole, "there is nothing left to do"
 
 
 def test_a_killed_training_ends_with_the_same_bits(tmp_path: Path) -> None:

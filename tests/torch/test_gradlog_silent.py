@@ -442,3 +442,108 @@ def test_arrays_whose_elements_lie_elsewhere_are_not_kept(value: Any, tmp_path: 
     with pmstore.open(tmp_path / "s.pm") as store, GradLog(net, optimizer, store, keep={"one": Kept(value)}) as log:
         with pytest.raises(TypeError, match="the state of 'one'"):
             log.resume()
+
+
+class Wrapped(nn.Module):
+    """A submodule has the name that DistributedDataParallel gives to the model."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.module, self.norm = nn.Linear(4, 4), nn.BatchNorm1d(4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out: torch.Tensor = self.norm(self.module(x))
+        return out
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_compiled_model_has_a_submodule_named_module(mode: Any, tmp_path: Path) -> None:
+    nets = []
+    for until in (3, 3):  # the second one only resumes
+        net = Wrapped()
+        compiled = torch.compile(net, backend="eager")
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        with pmstore.open(tmp_path / "s.pm") as store, GradLog(compiled, optimizer, store, mode, batch=2) as log:
+            log.resume()
+            iterate(log, compiled, optimizer, until, 5, 4)
+        nets.append(net)
+    assert equal(nets[0].state_dict(), nets[1].state_dict())
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_gradients_that_are_views_are_the_programs_after_a_replay(mode: Any, tmp_path: Path) -> None:
+    """The program clips all of them through one buffer."""
+
+    def trained(path: Path, *until: int) -> dict[str, Any]:
+        for last in until:
+            torch.manual_seed(0)
+            net = nn.Linear(4, 2)
+            flat = torch.zeros(10)
+            net.weight.grad, net.bias.grad = flat[:8].view(4, 2).t(), flat[8:]
+            optimizer = torch.optim.Adam(net.parameters(), 0.1)
+            with pmstore.open(path) as store, GradLog(net, optimizer, store, mode, batch=1, **options) as log:
+                log.resume()
+                for _ in range(log.iteration, last):
+                    flat.zero_()
+                    net(torch.randn(5, 4)).square().mean().backward()
+                    flat.clamp_(-0.01, 0.01)
+                    log.step()
+        return net.state_dict()
+
+    options: dict[str, Any] = {} if mode == "replica" else {"full_every": 100}
+    if mode == "topk":
+        options["ratio"] = 1.0
+    assert equal(trained(tmp_path / "s.pm", 3, 6), trained(tmp_path / "whole.pm", 6))
+
+
+def test_an_interrupted_step_leaves_the_programs_gradients(tmp_path: Path) -> None:
+    net = nn.Linear(4, 2)
+    own = torch.ones(4, 2).t()
+    net.weight.grad, net.bias.grad = own, torch.ones(2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def interrupt(*given: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pmstore.open(tmp_path / "s.pm") as store:
+        log = GradLog(net, optimizer, store)
+        log.resume()
+        optimizer.register_step_pre_hook(interrupt)  # called after the log's
+        optimizer._optimizer_step_pre_hooks.move_to_end(log._hooks[0].id, last=False)
+        with pytest.raises(KeyboardInterrupt):
+            optimizer.step()
+        log.__exit__(KeyboardInterrupt, None, None)
+    assert net.weight.grad is own
+
+
+def test_gradients_that_can_not_be_written(tmp_path: Path) -> None:
+    with pmstore.open(tmp_path / "gradients.pm") as store:
+        store["weight"] = torch.ones(4, 2)
+    with torch.inference_mode():
+        hidden = torch.ones(2, 4)
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with pmstore.open(tmp_path / "gradients.pm", "r") as read, pmstore.open(tmp_path / "s.pm") as store:
+        with GradLog(net, optimizer, store) as log:
+            net.weight.grad = hidden
+            with pytest.raises(TypeError, match=r"the gradient of weight was made in torch\.inference_mode"):
+                log.step()
+            net.weight.grad = own = pmstore.torch.tensor(read, "weight").t()
+            assert log.step() == 1
+            assert net.weight.grad is own
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"model": [1]}, TypeError, r"a torch\.nn\.Module, not list"),
+        ({"model": nn.LazyLinear(3)}, ValueError, "weight has no shape yet: call the model once"),
+        ({"model": nn.Linear(2, 3, device="meta")}, ValueError, "weight is on the meta device"),
+        ({"ratio": "x"}, ValueError, "ratio is a number from 0 to 1, and not 0: 'x'"),
+        ({"mtbf": None}, ValueError, "mtbf is a number of seconds, more than 0, not None"),
+    ],
+)
+def test_arguments_of_other_kinds(change: dict[str, Any], error: Any, message: str, tmp_path: Path) -> None:
+    net = nn.Linear(4, 2)
+    with pmstore.open(tmp_path / "s.pm") as store, pytest.raises(error, match=message):
+        GradLog(**{"model": net, "optimizer": torch.optim.SGD(net.parameters(), 0.1), "store": store, **change})

@@ -505,9 +505,10 @@ def test_refused(tmp_path: Path) -> None:
     with pmstore.open(path) as store:
         with pytest.raises(ValueError, match="full_every is for logs of gradients"):
             GradLog(net, optimizer, store, "replica", full_every=3)
-        far = nn.Linear(3, 2, device="meta")
-        with pytest.raises(ValueError, match=r"weight is on meta.*mode='dense', or move the model with model.cpu\(\)"):
-            GradLog(far, OPTIM.SGD(far.parameters(), 0.1), store, "replica")
+        optimizer.state[net.weight]["kept"] = torch.empty(2, 3, device="meta")
+        with pytest.raises(ValueError, match=r"weight, kept is on meta.*mode=.dense., or move the model"):
+            GradLog(net, optimizer, store, "replica")
+        optimizer.state.clear()
         with pytest.raises(TypeError, match="LBFGS"):
             GradLog(net, OPTIM.LBFGS(net.parameters()), store, "replica")
         with GradLog(net, optimizer, store, "replica", batch=1) as log:

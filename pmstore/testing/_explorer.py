@@ -128,7 +128,7 @@ class CrashExplorer:
             that the store is at a whole commit, that no acknowledged commit is lost, and that nothing is damaged.
         budget : int, optional
             The number of crash states to evaluate on each medium; by default that of pytest's ``--crash-budget``, which
-            is 2000.
+            is 2000. Beyond it, one state after each commit is evaluated, and crashes in recovery.
         seed : int, optional
             The seed of all random choices; by default that of ``--crash-seed``, which is 1.
         media : sequence of {"memory", "file"}

@@ -169,6 +169,33 @@ def test_everything_is_evaluated_where_it_is_little(files: CrashFiles) -> None:
     assert report.tally.evaluated == 1 + 1 + 2**3  # "no file" and "an empty file" look alike to the check
 
 
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_budget_that_is_too_small_for_all_is_spread_over_the_run(seed: int, files: CrashFiles) -> None:
+    """One of the last versions is not synced."""
+
+    def program(directory: Path) -> None:
+        for version in range(60):
+            (directory / "new").write_bytes(bytes([version]) * 150)
+            if version != 57:
+                sync(directory / "new")
+            os.replace(directory / "new", directory / "run")
+            sync(directory)
+            print(version)
+
+    def check(directory: Path, said: str) -> None:
+        assert not (directory / "run").exists() or len(set((directory / "run").read_bytes())) == 1
+
+    with pytest.raises(CrashFailure, match="rename of new to run"):
+        files.run(program, check, fork=False, budget=200, seed=seed)
+
+
+def test_a_sample_tells_its_size(files: CrashFiles) -> None:
+    report = files.run(replaces("file", "directory"), lambda directory, said: None, budget=5)
+    assert not report.tally.exhaustive and report.tally.evaluated == 5
+    expected = r"5 distinct crash states tried, a sample of at most about 10\^\d+ that the model allows at \d+ points"
+    assert re.search(expected, str(report))
+
+
 def test_the_same_seed_finds_the_same(files: CrashFiles) -> None:
     texts = []
     for seed in (5, 5):

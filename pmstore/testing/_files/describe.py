@@ -187,4 +187,4 @@ def describe_tally(tally: Tally) -> str:
     where = f"at {count_text(tally.points, 'point')}"
     if tally.exhaustive:
         return f"{evaluated} tried {where}: all that the model allows ({possible} before equal ones are counted as one)"
-    return f"{evaluated} tried {where}, a sample of at most {possible} that the model allows"
+    return f"{evaluated} tried, a sample of at most {possible} that the model allows {where}"

@@ -116,27 +116,33 @@ class Search:
         return total
 
     def _small(self) -> bool:
-        """Whether all states can be built. Many are equal, so there may be more of them than are to be evaluated."""
+        """Whether all distinct states fit the budget. Many are equal, so that more are looked at."""
         most = max(2000, 8 * self.options.budget)
         count = 0
+        distinct = set()
         for point in range(self.model.points):
             if len(self.pending[point]) > 400:
                 return False
-            for _ in self.model.states(point):
+            for lost in self.model.states(point):
                 count += 1
-                if count > most:
+                distinct.add(self._digest(point, self.model.image(point, lost)))
+                if count > most or len(distinct) > self.options.budget:
                     return False
         self.possible = math.log10(count)
         return True
 
+    def _digest(self, point: int, image: Image) -> bytes:
+        """A digest of what a check gets: the files, and what was said."""
+        key = hashlib.blake2b(digest_size=16)
+        key.update(self.said[point].to_bytes(8, "little"))
+        for name, file in image.items():
+            key.update(f"{len(name)} {name} {file.kind} ".encode("utf-8", "surrogateescape") + file.digest)
+        return key.digest()
+
     def new(self, state: State) -> Image | None:
         """The image of a state, or None if an equal one has been seen."""
         image = self.model.image(state.point, state.lost)
-        key = hashlib.blake2b(digest_size=16)
-        key.update(self.said[state.point].to_bytes(8, "little"))
-        for name, file in image.items():
-            key.update(f"{len(name)} {name} {file.kind} ".encode("utf-8", "surrogateescape") + file.digest)
-        digest = key.digest()
+        digest = self._digest(state.point, image)
         if digest in self.seen:
             return None
         self.seen.add(digest)
@@ -168,8 +174,6 @@ class Search:
             for state, image in itertools.islice(self._round(kind, source), share):
                 yield state, image
                 left -= 1
-        if self.exhaustive and left == 0 and next(self._round("exhaustive", self.model.states), None) is not None:
-            self.exhaustive = False
 
     def _round(self, kind: str, source: Callable[[int], Iterator[Lost]]) -> Iterator[tuple[State, Image]]:
         """A state of each point in turn."""

@@ -36,6 +36,7 @@ from pmstore._errors import (
 )
 from pmstore._snapshot import newest
 from pmstore._store.opening import seconds
+from pmstore.archive._fsspec import go_on_at_exit
 from pmstore.archive._index import SupersededError
 from pmstore.archive._objects import RecoveredError
 from pmstore.archive._steps import Steps
@@ -548,6 +549,8 @@ _drains: weakref.WeakSet[Drain] = weakref.WeakSet()
 
 @atexit.register
 def _close_all() -> None:
+    if _drains:
+        go_on_at_exit()
     with contextlib.ExitStack() as rest:  # each of them, whatever another one raises
         for drain in list(_drains):
             rest.callback(drain.close)

@@ -7,8 +7,10 @@ import errno
 import inspect
 import os
 import secrets
+import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 from pmstore._errors import ArchiveDamagedError, ArchiveUnavailableError
@@ -40,6 +42,8 @@ class FsspecPlace(Place):
     place asks whether the object exists and then writes it, and of two processes at once both may succeed. Object
     stores show an object only when it is whole. On other targets, such as sftp, it is moved to its name from a
     temporary one; whether it survives a power cut of the target is the target's matter.
+
+    Some file systems connect when they are made. If that fails, each call tries again.
     """
 
     def __init__(self, url: str, **storage_options: Any) -> None:
@@ -47,7 +51,12 @@ class FsspecPlace(Place):
         self._given, self._options = url, storage_options
         self._protocol = url.partition("://")[0].lower()
         self._pid = -1
-        self._connect()
+        try:
+            self._connect()
+        except (ImportError, ValueError, MemoryError):
+            raise
+        except Exception:  # the target can't be reached
+            pass
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _again, (self._given, self._options)
@@ -66,7 +75,7 @@ class FsspecPlace(Place):
                     self._once.retries = 1
             except ImportError as error:
                 raise _not_installed(self.url, error) from error
-            except ValueError as error:
+            except (TypeError, ValueError) as error:  # an option is wrong, or missing
                 raise ValueError(f"{self.url}: {self._plain(str(error))}") from None
             self._root = str(path).rstrip("/")
             self._pid = os.getpid()
@@ -138,7 +147,7 @@ class FsspecPlace(Place):
         return list(self.sizes(folder))
 
     def sizes(self, folder: str) -> dict[str, int]:
-        path = self._path(folder) if folder else self._root
+        path = self._path(folder) if folder else self._reached("")
         with self._refusals(folder, "listed"):
             fs, _ = self._connect()
             fs.invalidate_cache()
@@ -168,8 +177,13 @@ class FsspecPlace(Place):
 
     def _path(self, name: str) -> str:
         checked(name)
-        self._connect()
-        return f"{self._root}/{name}"
+        return f"{self._reached(name)}/{name}"
+
+    def _reached(self, name: str) -> str:
+        """The folder of the target, once that is reached."""
+        with self._refusals(name, "reached"):
+            self._connect()
+        return self._root
 
     def _place(self, path: str, data: bytes) -> None:
         fs = self._fs
@@ -224,6 +238,26 @@ class FsspecPlace(Place):
         for secret in self._hidden:
             text = text.replace(secret, "***")
         return text
+
+
+class _AtOnce(ThreadPoolExecutor):
+    """Runs each function in the thread that submits it."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(fn(*args, **kwargs))
+        except BaseException as error:
+            future.set_exception(error)
+        return future
+
+
+def go_on_at_exit() -> None:
+    """Let file systems connect while Python exits: it has ended all executors, and asyncio looks up names in one."""
+    asyn = sys.modules.get("fsspec.asyn")
+    loop = None if asyn is None else asyn.loop[0]
+    if loop is not None:
+        loop.call_soon_threadsafe(loop.set_default_executor, _AtOnce())
 
 
 def _again(url: str, options: dict[str, Any]) -> FsspecPlace:

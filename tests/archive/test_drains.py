@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import struct
 import subprocess
@@ -25,6 +26,7 @@ from pmstore.archive._archive import Archive
 from pmstore.archive._capture import Seen, capture
 from pmstore.archive._sources import Sources
 from pmstore.archive._target import Target
+from tests.archive.conftest import Server
 from tests.archive.stepping import Memory, archived, drained, stepping
 from tests.support.template import MODULES, template
 
@@ -407,3 +409,24 @@ def test_options_of_another_type(tmp_path: Path, options: Any, error: type[Excep
         with pytest.raises(error, match=text):
             store.drain(tmp_path / "archive", **options)
         assert not (tmp_path / "archive").exists()
+
+
+ENDS = """
+import json, sys, pmstore
+store = pmstore.open(sys.argv[1])
+store["x"] = 1
+store.commit()
+store.drain(sys.argv[2], storage_options=json.loads(sys.argv[3])).wait()
+store["x"] = 2
+store.commit()
+"""
+
+
+def test_the_last_commit_of_a_program_that_just_ends_reaches_s3(s3: Server, tmp_path: Path) -> None:
+    """Python has ended all executors by then, and a new connection looks up a name in one."""
+    target = s3.target()
+    options = {**target.options, "endpoint_url": target.options["endpoint_url"].replace("127.0.0.1", "localhost")}
+    command = [sys.executable, "-c", ENDS, str(tmp_path / "store.pm"), target.url, json.dumps(options)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0 and "ArchiveWarning" not in done.stderr, done.stderr
+    assert archive.open(target.url, **target.options)[2]["x"] == 2

@@ -13,6 +13,7 @@ import pytest
 
 import pmstore
 from pmstore import archive
+from pmstore.archive import _begin
 from pmstore.archive import _index as index
 from pmstore.archive import _versions as versions
 from pmstore.archive._archive import Archive
@@ -363,3 +364,25 @@ def test_a_place_gives_nothing_up_that_the_next_one_lacks(tmp_path: Path) -> Non
         store.commit()
         archived(steps)
     assert 1 not in Archive(Sources([near]))
+
+
+def test_a_place_that_connects_when_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No server is there. A restore takes the other place."""
+    states = dict[int, int]()
+    goes_on(tmp_path / "store.pm", [tmp_path / "whole"], states)
+    away = "ftp://127.0.0.1:9/x"
+    for number, sources in enumerate(([tmp_path / "whole", away], [away, tmp_path / "whole"])):
+        with pytest.warns(pmstore.ArchiveWarning, match="ftp.* the other places are asked"):
+            assert archive.restore(tmp_path / f"again{number}.pm", sources=sources) == max(states)
+    monkeypatch.setattr(_begin, "_PATIENCE", 0.0)
+    with pmstore.open(tmp_path / "store.pm") as store, pytest.warns(pmstore.ArchiveWarning):
+        with pytest.raises(pmstore.ArchiveUnavailableError, match=away):
+            store.drain(away)
+    with pytest.raises(pmstore.ArchiveUnavailableError, match=away):
+        archive.open(away)
+
+
+@pytest.mark.parametrize("url", ["reference://x", "nothing://x"])
+def test_a_url_that_fsspec_does_not_take(url: str) -> None:
+    with pytest.raises(ValueError, match=url):
+        archive.open(url)

@@ -224,9 +224,8 @@ class Archive(Mapping[int, Version]):
         if archive is not None and version <= last:
             return archive._find(version)
         newest = self.latest
-        raise UnknownVersionError(
-            f"{self.url} has no version {version}; " + (f"the newest is {newest}" if newest >= 0 else "it has none yet")
-        )
+        text = f"version {version}; the newest is {newest}" if newest >= 0 else "version yet"
+        raise UnknownVersionError(f"{self.url} has no {text}")
 
     def _entries(self, row: Row) -> Entries:
         found = self._known.get(row.directory)

@@ -117,19 +117,23 @@ class Search:
 
     def _small(self) -> bool:
         """Whether all distinct states fit the budget. Many are equal, so that more are looked at."""
+        if any(len(pending) > 400 for pending in self.pending):
+            return False
         most = max(2000, 8 * self.options.budget)
-        count = 0
-        distinct = set()
-        for point in range(self.model.points):
-            if len(self.pending[point]) > 400:
-                return False
-            for lost in self.model.states(point):
-                count += 1
+        states = list(itertools.islice(self._all(), most + 1))
+        if len(states) > most:
+            return False
+        if len(states) > self.options.budget:
+            distinct = set()
+            for point, lost in states:
                 distinct.add(self._digest(point, self.model.image(point, lost)))
-                if count > most or len(distinct) > self.options.budget:
+                if len(distinct) > self.options.budget:
                     return False
-        self.possible = math.log10(count)
+        self.possible = math.log10(len(states))
         return True
+
+    def _all(self) -> Iterator[tuple[int, Lost]]:
+        return ((point, lost) for point in range(self.model.points) for lost in self.model.states(point))
 
     def _digest(self, point: int, image: Image) -> bytes:
         """A digest of what a check gets: the files, and what was said."""

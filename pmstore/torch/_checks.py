@@ -5,10 +5,12 @@ from __future__ import annotations
 import cmath
 import numbers
 import operator
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.nn.parallel import DataParallel, DistributedDataParallel
 
 from pmstore.torch._full import Names
 from pmstore.torch._layout import Layout, Setting, order_of, settings_of
@@ -30,7 +32,6 @@ __all__ = [
 ]
 
 _SUPPORTED = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
-_WITHIN = {"DistributedDataParallel": "module", "DataParallel": "module", "OptimizedModule": "_orig_mod"}
 
 
 def inner(model: torch.nn.Module) -> torch.nn.Module:
@@ -40,8 +41,9 @@ def inner(model: torch.nn.Module) -> torch.nn.Module:
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"the model is to be a torch.nn.Module, not {type(model).__name__}")
-    while isinstance(within := getattr(model, _WITHIN.get(type(model).__name__, ""), None), torch.nn.Module):
-        model = within
+    compiled = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", ())
+    while isinstance(model, (DataParallel, DistributedDataParallel, compiled)):
+        model = model._orig_mod if isinstance(model, compiled) else model.module
     for name, one in model.named_parameters():
         if torch.nn.parameter.is_lazy(one):
             raise ValueError(f"{name} has no shape yet: call the model once before the log is made")

@@ -27,7 +27,13 @@ __all__ = ["GradLogCallback"]
 
 
 class _Order:
-    """The settings that the Trainer's order of the data depends on. The position in it is the number of iterations."""
+    """The settings that the Trainer's order of the data depends on. The position in it is the number of iterations.
+
+    Attributes
+    ----------
+    generators : dict or None
+        The states of the random generators at the start of the epoch.
+    """
 
     def __init__(self, args: Any, batches: int) -> None:
         self._order = {
@@ -38,14 +44,16 @@ class _Order:
             "batches of an epoch": batches,
             "sampling": str(getattr(args, "train_sampling_strategy", "random")),
         }
+        self.generators: dict[str, Any] | None = None
 
     def state_dict(self) -> dict[str, Any]:
-        return self._order
+        return {**self._order, "generators": self.generators}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         other = [f"{key}: {state.get(key)!r} ≠ {own!r}" for key, own in self._order.items() if state.get(key) != own]
         if other:
             raise ValueError(f"the order of the data is another one; stored ≠ now: {', '.join(other)}")
+        self.generators = state.get("generators")
 
 
 class GradLogCallback(TrainerCallback):
@@ -87,10 +95,13 @@ class GradLogCallback(TrainerCallback):
         self._folder: tempfile.TemporaryDirectory[str] | None = None
         self._hook: Any = None
         self._batch_size = 0
+        self._model: Any = None
+        self._stateful: dict[str, Any] = {}
 
     def on_init_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """The Trainer warns where a checkpoint has another batch size."""
-        self._batch_size = args.train_batch_size
+        """The Trainer warns where a checkpoint has another batch size or lacks weights, and saves no others' states."""
+        self._batch_size, self._model = args.train_batch_size, given.get("model")
+        self._stateful = state.stateful_callbacks
 
     def checkpoint(self) -> str | None:
         """A folder for ``Trainer.train(resume_from_checkpoint=…)``, which has the position of the log, and weights that
@@ -101,7 +112,11 @@ class GradLogCallback(TrainerCallback):
         steps = len(history(self._store, name)["objective"])
         self._folder = tempfile.TemporaryDirectory(prefix="pmstore-")
         folder = Path(self._folder.name)
-        weights = state_dict(self._store.group(f"{name}/full/model")) | state_dict(self._store.group(f"{name}/buffers"))
+        if self._model is None:
+            groups = (self._store.group(f"{name}/{one}") for one in ("full/model", "full/buffers", "buffers"))
+            weights = {key: one for group in groups for key, one in state_dict(group).items()}
+        else:
+            weights = self._model.state_dict()
         torch.save(weights, folder / "pytorch_model.bin")
         position = {"global_step": steps, "log_history": [], "train_batch_size": self._batch_size}
         (folder / "trainer_state.json").write_text(json.dumps(position))
@@ -113,11 +128,9 @@ class GradLogCallback(TrainerCallback):
         _check(args, scheduler)
         self.close()
         optimizer = getattr(given["optimizer"], "optimizer", given["optimizer"])
-        keep = {
-            **(self._options.get("keep") or {}),
-            "scheduler of the Trainer": scheduler,
-            "order": _Order(args, len(given["train_dataloader"])),
-        }
+        batches = len(given["train_dataloader"])
+        self._order = _Order(args, batches)
+        keep = {**(self._options.get("keep") or {}), "scheduler of the Trainer": scheduler, "order": self._order}
         self._make = partial(GradLog, given["model"], optimizer, self._store, **{**self._options, "keep": keep})
         self.log = self._make()
         done = self.log.resume()
@@ -130,7 +143,10 @@ class GradLogCallback(TrainerCallback):
                 f"the log has {done} iterations, but the Trainer begins at step {state.global_step}: call "
                 "train(resume_from_checkpoint=callback.checkpoint())"
             )
+        for kind, one in {**self._stateful, type(control).__name__: control.state()}.items():
+            state.stateful_callbacks.setdefault(kind, one)  # the Trainer adds to them when it saves
         self._is_finished = done >= state.max_steps
+        self._in_epoch = done % max(1, -(-batches // args.gradient_accumulation_steps)) > 0
         self._loss = torch.tensor(float("nan"))
         self._hook = given["model"].register_forward_hook(self._note_loss)
         self._drawn, self._again = generators(), True
@@ -141,9 +157,12 @@ class GradLogCallback(TrainerCallback):
             self._loss = loss.detach()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """What is drawn at the start of an epoch follows the last step. See `on_step_begin`."""
-        set_generators(self._drawn)
-        self._again = True
+        """What is drawn at the start of an epoch follows the last step before, also if the Trainer begins the epoch
+        again, after a resume in the middle of it. See `on_step_begin`."""
+        if not self._in_epoch or self._order.generators is None:
+            self._order.generators = self._drawn
+        set_generators(self._order.generators)
+        self._in_epoch, self._again = False, True
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         """See `on_step_begin`."""
@@ -162,6 +181,7 @@ class GradLogCallback(TrainerCallback):
             self.log = self._make()
             state.global_step = self.log.resume()
             control.should_training_stop = True
+            control.should_save = control.should_evaluate = control.should_log = False
             return
         self.log.record(float(self._loss))
         self._drawn = generators()

@@ -71,6 +71,7 @@ def fit(
     resume: bool = True,
     language: bool = False,
     draw: bool = False,
+    replica: bool = False,
     **options: Any,
 ) -> str:
     """Train, and return a digest of model, optimizer, scheduler and history; and the number of steps."""
@@ -86,9 +87,10 @@ def fit(
         rows = [{"input_ids": row, "labels": row} for row in words]
     given = {"num_train_epochs": EPOCHS, "per_device_train_batch_size": BATCH, "learning_rate": 0.01, **options}
     fixed = {"save_strategy": "no", "report_to": [], "disable_tqdm": True}
-    arguments = TrainingArguments(output_dir=str(path.parent / "out"), **fixed, **given)
+    arguments = TrainingArguments(output_dir=str(path.parent / "out"), **fixed | given)
     with pmstore.open(path) as store:
-        log = GradLogCallback(store, batch=batch, full_every=6)
+        mode: dict[str, Any] = {"mode": "replica"} if replica else {"full_every": 6}
+        log = GradLogCallback(store, batch=batch, **mode)
         torch.manual_seed(0)
         model = tied() if language else Net()
         callbacks = [log, *([stop] if stop else []), *([Draw()] if draw else [])]
@@ -120,8 +122,12 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "cosine": {"lr_scheduler_type": "cosine", "warmup_steps": 4},
     "sgd": {"optim": "sgd"},
     "language": {"language": True},
+    "drawn": {"draw": True, "eval_strategy": "epoch"},
+    "saved": {"save_strategy": "steps", "save_steps": 8},
+    "saved after epochs": {"save_strategy": "epoch"},
+    "drawn order": {"accelerator_config": {"use_seedable_sampler": False}},
+    "replica": {"replica": True},
 }
-DRAWN: dict[str, Any] = {"draw": True, "eval_strategy": "epoch"}
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -133,11 +139,11 @@ def test_an_interrupted_training_ends_with_the_same_bits(name: str, tmp_path: Pa
     assert fit(tmp_path / "cut.pm", **SETTINGS[name]) == whole
 
 
-@pytest.mark.parametrize("name", ["plain", "evaluated after epochs", "drawn", "max_steps"])
+@pytest.mark.parametrize("name", ["plain", "evaluated after epochs", "drawn", "max_steps", "saved"])
 @pytest.mark.parametrize("after", [BATCHES, 2 * BATCHES])
 def test_a_training_that_stops_at_the_end_of_an_epoch(name: str, after: int, tmp_path: Path) -> None:
     """Each iteration is durable at once, so that the log ends there. A finished one stays as it is."""
-    options = DRAWN if name == "drawn" else SETTINGS[name]
+    options = SETTINGS[name]
     whole = fit(tmp_path / "whole.pm", batch=1, **options)
     with pytest.raises(RuntimeError, match="stopped here"):
         fit(tmp_path / "cut.pm", Stop(after), batch=1, **options)

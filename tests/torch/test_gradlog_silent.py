@@ -456,16 +456,25 @@ class Wrapped(nn.Module):
         return out
 
 
+class Answering(Wrapped):
+    """Asks its submodule for what it has not itself."""
+
+    def __getattr__(self, name: str) -> Any:
+        found = self._modules.get(name)
+        return found if found is not None else getattr(self._modules["module"], name)
+
+
 @pytest.mark.parametrize("mode", MODES)
-def test_a_compiled_model_has_a_submodule_named_module(mode: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["compiled", "of this name", "answering"])
+def test_a_submodule_is_not_the_model(kind: str, mode: Any, tmp_path: Path) -> None:
     nets = []
     for until in (3, 3):  # the second one only resumes
-        net = Wrapped()
-        compiled = torch.compile(net, backend="eager")
+        net = {"of this name": type("DataParallel", (Wrapped,), {}), "answering": Answering}.get(kind, Wrapped)()
+        model = torch.compile(net, backend="eager") if kind == "compiled" else net
         optimizer = torch.optim.SGD(net.parameters(), 0.1)
-        with pmstore.open(tmp_path / "s.pm") as store, GradLog(compiled, optimizer, store, mode, batch=2) as log:
+        with pmstore.open(tmp_path / "s.pm") as store, GradLog(model, optimizer, store, mode, batch=2) as log:
             log.resume()
-            iterate(log, compiled, optimizer, until, 5, 4)
+            iterate(log, model, optimizer, until, 5, 4)
         nets.append(net)
     assert equal(nets[0].state_dict(), nets[1].state_dict())
 

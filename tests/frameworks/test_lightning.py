@@ -88,7 +88,7 @@ def fit(path: Path, stop: Stop | None = None, net: dict[str, Any] | None = None,
         given = {"max_epochs": EPOCHS, **options}
         given["callbacks"] = [*callbacks, *given.get("callbacks", [])]
         quiet = dict.fromkeys(("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary"), False)
-        trainer = Trainer(accelerator="auto", devices=1, **quiet, **given)
+        trainer = Trainer(accelerator="auto", devices=1, default_root_dir=path.parent, **quiet | given)
         trainer.fit(model, train, torch.utils.data.DataLoader(dataset, batch_size=40))
         losses = np.array(pmstore.history(store, "training")["objective"])
         assert len(losses) == trainer.global_step and np.isfinite(losses).all()
@@ -111,6 +111,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "float64": {"precision": "64-true"},
     "max_steps": {"max_epochs": -1, "max_steps": 17},
     "validated": {"val_check_interval": 2},
+    "saved": {"enable_checkpointing": True, "logger": True},
 }
 DRAWN: dict[str, dict[str, Any]] = {  # at the start of an epoch
     "drawn": {"net": {"draws": True}},

@@ -170,6 +170,8 @@ class Drain:
     def begin(self) -> None:
         """Start the threads. `Store.drain` calls it, where no interrupt comes in between; `close` is called later."""
         _drains.add(self)
+        atexit.unregister(_close_all)
+        atexit.register(_close_all)  # is called before what ends the connections that the places have made
         for number in range(len(self._ended)):
             thread = threading.Thread(target=self._thread, args=(number,), name=f"pmstore-drain-{number}", daemon=True)
             try:
@@ -547,8 +549,8 @@ class Drain:
 _drains: weakref.WeakSet[Drain] = weakref.WeakSet()
 
 
-@atexit.register
 def _close_all() -> None:
+    """Close all drains when Python exits."""
     if _drains:
         go_on_at_exit()
     with contextlib.ExitStack() as rest:  # each of them, whatever another one raises

@@ -122,8 +122,8 @@ class GradLogCallback(Callback):
             raise ValueError("limit_train_batches and overfit_batches leave batches out: give data the samples to use")
 
     def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        """What is drawn at the start of an epoch follows the last batch, and the next batch follows that, too: a resume
-        does not repeat what comes between two batches."""
+        """The start of an epoch draws the numbers that follow the last batch. A resume draws the same ones: it has the
+        generators of that moment, and none of a validation."""
         set_generators(self._drawn)
         self._again = True
 

@@ -99,7 +99,7 @@ class GradLogCallback(TrainerCallback):
         self._stateful: dict[str, Any] = {}
 
     def on_init_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """The Trainer warns where a checkpoint has another batch size or lacks weights, and saves no others' states."""
+        """Keep what `checkpoint` and a later save need: the batch size, the model, the states of the callbacks."""
         self._batch_size, self._model = args.train_batch_size, given.get("model")
         self._stateful = state.stateful_callbacks
 
@@ -157,8 +157,8 @@ class GradLogCallback(TrainerCallback):
             self._loss = loss.detach()
 
     def on_epoch_begin(self, args: Any, state: Any, control: Any, **given: Any) -> None:
-        """What is drawn at the start of an epoch follows the last step before, also if the Trainer begins the epoch
-        again, after a resume in the middle of it. See `on_step_begin`."""
+        """The start of an epoch draws the numbers that follow the last step of the epoch before. After a resume in the
+        middle of an epoch, the Trainer starts it again, and the same numbers are drawn. See `on_step_begin`."""
         if not self._in_epoch or self._order.generators is None:
             self._order.generators = self._drawn
         set_generators(self._order.generators)

@@ -72,6 +72,7 @@ def fit(
     language: bool = False,
     draw: bool = False,
     replica: bool = False,
+    added: bool = False,
     **options: Any,
 ) -> str:
     """Train, and return a digest of model, optimizer, scheduler and history; and the number of steps."""
@@ -93,8 +94,10 @@ def fit(
         log = GradLogCallback(store, batch=batch, **mode)
         torch.manual_seed(0)
         model = tied() if language else Net()
-        callbacks = [log, *([stop] if stop else []), *([Draw()] if draw else [])]
+        callbacks = [*([] if added else [log]), *([stop] if stop else []), *([Draw()] if draw else [])]
         trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows[:20], callbacks=callbacks)
+        if added:
+            trainer.add_callback(log)
         try:
             trainer.train(resume_from_checkpoint=log.checkpoint() if resume else None)
         finally:
@@ -127,6 +130,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "saved after epochs": {"save_strategy": "epoch"},
     "drawn order": {"accelerator_config": {"use_seedable_sampler": False}},
     "replica": {"replica": True},
+    "added later": {"added": True, "save_strategy": "epoch"},
+    "replica, added later": {"replica": True, "added": True},
 }
 
 

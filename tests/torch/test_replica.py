@@ -506,7 +506,8 @@ def test_refused(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="full_every is for logs of gradients"):
             GradLog(net, optimizer, store, "replica", full_every=3)
         optimizer.state[net.weight]["kept"] = torch.empty(2, 3, device="meta")
-        with pytest.raises(ValueError, match=r"weight, kept is on meta.*mode=.dense., or move the model"):
+        message = r"weight, kept is on meta.*mode='dense', or move the model with model.cpu\(\)"
+        with pytest.raises(ValueError, match=message):
             GradLog(net, optimizer, store, "replica")
         optimizer.state.clear()
         with pytest.raises(TypeError, match="LBFGS"):

@@ -182,10 +182,11 @@ class _Walk:
         if kind is dict:
             return ["dict", self._pairs(value, path)]
         if kind is list and len(value) >= _MANY:
+            kinds = set(map(type, value))
             for name, of in _NUMBERS.items():
-                if all(type(one) is of for one in value):
+                if kinds == {of}:
                     room = np.zeros(1 << (len(value) - 1).bit_length())
-                    room[: len(value)] = value
+                    room[: len(value)] = np.fromiter(value, np.float64, len(value))
                     self.graph.arrays[path] = room
                     return ["numbers", name, path, len(value)]
         if kind is list:

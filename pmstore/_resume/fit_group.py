@@ -100,12 +100,12 @@ class FitGroup:
             yield
 
     def check_writable(self) -> None:
-        """Raise ReadOnlyStoreError if the store was opened for reading."""
-        if self.store.mode == "r":
+        """Raise ReadOnlyStoreError if the store is open for reading, ForkedStoreError in a fork of its process."""
+        try:
+            self.store._require_writable()
+        except ReadOnlyStoreError as error:
             state = "not finished" if self.fingerprint else "not there"
-            raise ReadOnlyStoreError(
-                f"{self.store.path} is open for reading, and the fit {self.name!r} is {state}: open it for writing"
-            )
+            raise type(error)(f"the fit {self.name!r} in {self.store.path} is {state}: {error}") from None
 
     def commit_pending(self) -> None:
         """Commit what the caller has pending: an exception in a transaction of the fit would take it back."""

@@ -19,6 +19,7 @@ import pmstore
 from pmstore._core import Core
 from pmstore._resume import loop
 from pmstore._values.values import encode
+from tests.conftest import run_in_fork
 from tests.support.resuming import copied, in_memory, interrupted
 
 pytest.importorskip("xxhash")
@@ -272,6 +273,13 @@ def test_a_read_only_store_gives_what_is_finished(tmp_path: Path, reference: Any
         for name in ("begun", "new"):
             with pytest.raises(pmstore.ReadOnlyStoreError, match=name):
                 Climb(PEAK).run(store, name)
+    with pmstore.open(tmp_path / "x.pm") as store:
+        run_in_fork(_fails_in_a_fork, store)
+
+
+def _fails_in_a_fork(store: pmstore.Store) -> None:
+    with pytest.raises(pmstore.ForkedStoreError, match=r"fit 'begun' in .* not finished: this process is a fork"):
+        Climb(PEAK).run(store, "begun")
 
 
 def test_threads_with_one_name_take_turns(tmp_path: Path, reference: Any) -> None:

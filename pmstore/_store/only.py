@@ -87,6 +87,12 @@ def mark(core: Core, array: Any) -> None:
         raise ValueError("mark_dirty: the array was stored with writeable=False, so nothing may change it")
 
 
+def holds(core: Core, memory: tuple[int, int]) -> bool:
+    """Whether a live array has all of a range of memory: an address, and a length of at least one byte."""
+    address, length = memory
+    return not core.gone and bool(core.holds(pointer_at(address), length, no_ranges(1), 0))
+
+
 def violation(catalog: Catalog, ranges: Any) -> TransactionError | None:
     """The error that names the array that changed although it was not declared, and the elements; None if there is
     none."""

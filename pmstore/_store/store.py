@@ -34,7 +34,7 @@ from pmstore._store.cores import opened_snapshot
 from pmstore._store.following import Following
 from pmstore._store.held import FileLock, Held
 from pmstore._store.lost_work import Undo, warn_of_drop
-from pmstore._store.only import mark, spans, violation
+from pmstore._store.only import holds, mark, spans, violation
 from pmstore._store.opening import open_source, outside
 from pmstore._store.report import CheckReport, Stats, check
 
@@ -350,6 +350,10 @@ class Store(Following):
         """
         self._require_writable()
         self._catalog.lock.call(mark, self._catalog.core, array)
+
+    def _holds(self, memory: tuple[int, int]) -> bool:
+        """Whether a live array that this process may change has all of some memory, an address and a length."""
+        return self._mode != "r" and self._catalog.lock.call(holds, self._catalog.core, memory)
 
     # ---- the end
 

@@ -12,7 +12,10 @@ except ImportError as error:
 
 from pmstore.torch._gradlog import GradLog
 from pmstore.torch._persist import Persisted, persist
+from pmstore.torch._processes import register as _register
 from pmstore.torch._sampler import BatchSampler, Seeded
 from pmstore.torch._tensors import ReadOnlyTensor, state_dict, tensor
 
 __all__ = ["tensor", "state_dict", "ReadOnlyTensor", "persist", "Persisted", "GradLog", "BatchSampler", "Seeded"]
+
+_register()

@@ -15,7 +15,7 @@ import torch
 
 from pmstore._errors import CorruptStoreError, DetachedError, FingerprintMismatchError, ReadOnlyStoreError
 from pmstore._store.mapping import NameMapping
-from pmstore._values.array import Array
+from pmstore._values.array import Array, address_of
 from pmstore._values.tensors import array_of_tensor
 from pmstore.torch._memory import firsts
 from pmstore.torch._tensors import tensor_of
@@ -95,7 +95,7 @@ class ModuleTensors:
         # Several parameters may be one array, and each has a key of its own: that of its first place
         self.key_of = {id(place.tensor): place.key for place in reversed(self._places)}
         self._pointers: list[int] = []
-        self._views: dict[str, torch.Tensor] = {}
+        self._stored: dict[str, Array] = {}
 
     # ---- to and from the store
 
@@ -129,17 +129,18 @@ class ModuleTensors:
 
     def memory(self) -> dict[str, int]:
         """The address of the memory that an array lies in, by its key."""
-        tensors = self._views or self._tensors
-        return {key: one.untyped_storage().data_ptr() for key, one in tensors.items() if one.numel()}
+        if self._stored:
+            return {key: address_of(array) for key, array in self._stored.items() if array.size}
+        return {key: one.untyped_storage().data_ptr() for key, one in self._tensors.items() if one.numel()}
 
     def bind(self, mapping: NameMapping) -> None:
         """Let the tensors lie in the store, and have its values."""
-        views = {}
-        for key in self._tensors:
-            views[key] = view = tensor_of(_array(mapping, key))
+        stored = {key: _array(mapping, key) for key in self._tensors}
+        views = {key: tensor_of(array) for key, array in stored.items()}
+        for key, view in views.items():
             if type(view) is not torch.Tensor:
                 raise ReadOnlyStoreError(f"the array of {key!r} was stored with writeable=False")
-        self._views = views
+        self._stored = stored
         self._tensors = {}
         for place in self._places:
             place.tensor.data = views[self.arrays[place.key]]
@@ -155,7 +156,7 @@ class ModuleTensors:
             now = place.owner.get(place.name)
             if now is place.tensor and now.data_ptr() == pointer:
                 continue
-            kept = self._views[self.arrays[place.key]]
+            kept = self._view(place)
             if place.is_parameter or now is None or not _like(now, kept):
                 raise DetachedError(_moved(place, now, kept))
             if take_buffers:
@@ -176,8 +177,8 @@ class ModuleTensors:
         if not self._keys:
             return
         key = self._keys[turn % len(self._keys)]
-        found, kept = mapping.get(key), self._views[key]
-        if not isinstance(found, np.ndarray) or (kept.numel() and found.ctypes.data != kept.data_ptr()):
+        found, kept = mapping.get(key), self._stored[key]
+        if not isinstance(found, np.ndarray) or (kept.size and address_of(found) != address_of(kept)):
             raise DetachedError(
                 f"{key!r} of the module was deleted, replaced or renamed in the store: persist stores or reads it again"
             )
@@ -187,9 +188,13 @@ class ModuleTensors:
         for place, pointer in zip(self._places, self._pointers):
             self._put_back(place, pointer)
 
+    def _view(self, place: _Place) -> torch.Tensor:
+        """A new tensor over the array of a place: torch may give the storage of another one other memory."""
+        return tensor_of(self._stored[self.arrays[place.key]])
+
     def _put_back(self, place: _Place, pointer: int) -> None:
         if place.tensor.data_ptr() != pointer:
-            place.tensor.data = self._views[self.arrays[place.key]]
+            place.tensor.data = self._view(place)
         place.owner[place.name] = place.tensor
 
 

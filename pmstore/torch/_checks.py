@@ -6,7 +6,7 @@ import cmath
 import numbers
 import operator
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -24,6 +24,7 @@ __all__ = [
     "check_numbers",
     "count",
     "fingerprint_of",
+    "has_own_buffers",
     "inner",
     "kept",
     "skips",
@@ -37,19 +38,41 @@ _SUPPORTED = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam",
 def inner(model: torch.nn.Module) -> torch.nn.Module:
     """The model itself, in DistributedDataParallel or torch.compile().
 
-    Raises TypeError for what is no module, and ValueError for parameters without values.
+    Raises TypeError for what is no module, or divided among the ranks, and ValueError for parameters without values.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"the model is to be a torch.nn.Module, not {type(model).__name__}")
-    compiled = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", ())
-    while isinstance(model, (DataParallel, DistributedDataParallel, compiled)):
-        model = model._orig_mod if isinstance(model, compiled) else model.module
+    *_, model = _unwrapped(model)
+    sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
+    divided = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+    if any(isinstance(part, sharded) for part in model.modules()) or any(
+        isinstance(one, divided) for one in model.parameters()
+    ):
+        raise TypeError(
+            "the ranks have different parts of the model's parameters, and GradLog logs those of rank 0: use "
+            "DistributedDataParallel, which gives each rank all of them, or torch.distributed.checkpoint"
+        )
     for name, one in model.named_parameters():
         if torch.nn.parameter.is_lazy(one):
             raise ValueError(f"{name} has no shape yet: call the model once before the log is made")
         if one.is_meta:
             raise ValueError(f"{name} is on the meta device, and has no values: load the weights first")
     return model
+
+
+def has_own_buffers(model: torch.nn.Module) -> bool:
+    """Whether the buffers of a rank may differ from those of rank 0, which DistributedDataParallel gives to all ranks
+    at each forward unless told not to."""
+    return not any(isinstance(one, DistributedDataParallel) and one.broadcast_buffers for one in _unwrapped(model))
+
+
+def _unwrapped(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The model, and what is in each of its wrappers, from outside."""
+    compiled = getattr(sys.modules.get("torch._dynamo"), "OptimizedModule", ())
+    yield model
+    while isinstance(model, (DataParallel, DistributedDataParallel, compiled)):
+        model = model._orig_mod if isinstance(model, compiled) else model.module
+        yield model
 
 
 def check_numbers(ratio: float, mtbf: float) -> None:

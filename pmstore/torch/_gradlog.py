@@ -25,6 +25,7 @@ from pmstore.torch._checks import (
     check_numbers,
     count,
     fingerprint_of,
+    has_own_buffers,
     inner,
     kept,
     skips,
@@ -169,7 +170,8 @@ class GradLog:
         self._scheduler, self._scaler, self._data, self._finite = scheduler, scaler, data, finite
         own = {"scheduler": scheduler, "scaler": scaler, "data": data, **extra_states(inner(model))}
         objects = kept(own, keep or {})
-        self._states = States(optimizer, self._settings, names, layout, objects, self._ranks.rank)
+        own_buffers = self._ranks.count > 1 and has_own_buffers(model)
+        self._states = States(optimizer, self._settings, names, layout, objects, self._ranks.rank, own_buffers)
         self._changes = Changes(names, optimizer)
         self._fingerprint = fingerprint_of(names, self._optimizer, self._settings, objects, mode, ratio)
         self._fit: FitGroup | None = None

@@ -28,13 +28,15 @@ class States:
     optimizer, settings
         The settings are the same on all ranks.
     names : Names
-        Of the parameters, which may be frozen.
+        Of the parameters, which may be frozen, and of buffers.
     layout : Layout
         Its GPUs compute the steps.
     objects : dict
         By name. A log keeps the state of rank 0, and of other ranks what differs from it.
     rank : int
         Of this process.
+    own_buffers : bool
+        Whether each rank has buffers of its own. The full state has those of rank 0.
     """
 
     def __init__(
@@ -45,9 +47,10 @@ class States:
         layout: Layout,
         objects: Mapping[str, Any],
         rank: int,
+        own_buffers: bool,
     ) -> None:
         self._optimizer, self._settings, self._names, self._layout = optimizer, settings, names, layout
-        self._objects, self._rank = objects, rank
+        self._objects, self._rank, self._own_buffers = objects, rank, own_buffers
         self._error = Exception()
 
     def own(self) -> dict[str, Any]:
@@ -57,6 +60,8 @@ class States:
             found["kept"] = {
                 key: plain(one.state_dict(), f"the state of {key!r}") for key, one in self._objects.items()
             }
+            if self._own_buffers:
+                found["buffers"] = {key: plain(one, key) for key, one in self._names.buffers.items()}
         except Exception as error:
             self._error, found["error"] = error, f"{type(error).__name__}: {error}"
         return found
@@ -67,16 +72,14 @@ class States:
         for rank, state in enumerate(states):
             if "error" in state:
                 raise self._error if rank == 0 else TypeError(f"rank {rank} can't give its state: {state['error']}")
-        kept = states[0]["kept"]
-        others = [
-            {key: one for key, one in state["kept"].items() if encode(one) != encode(kept[key])} for state in states[1:]
-        ]
+        others, buffers = (_of_others([state.get(key, {}) for state in states]) for key in ("kept", "buffers"))
         return {
             "generators": [state["generators"] for state in states],
             "settings": numbers_of(self._optimizer, self._settings),
-            "kept": kept,
+            "kept": states[0]["kept"],
             "frozen": np.packbits(self._names.frozen).tobytes(),
-            **({"ranks": [{}, *others]} if any(others) else {}),
+            **({"ranks": others} if any(others) else {}),
+            **({"buffers": buffers} if any(buffers) else {}),
             **self._computing(),
         }
 
@@ -89,18 +92,24 @@ class States:
         self._compare_frozen(rest.get("frozen"))
         made, states = {}, rest["generators"]
         with edited("the states of what is kept"):
-            ranks = rest.get("ranks", [])
-            kept = {**rest["kept"], **(ranks[self._rank] if self._rank < len(ranks) else {})}
+            kept = {**rest["kept"], **self._of_this_rank(rest.get("ranks", []))}
             for key, one in self._objects.items():
                 made[key] = restore(kept[key], one.state_dict())
         for key, one in self._objects.items():
             one.load_state_dict(made[key])
+        with edited("the buffers of a rank"), torch.no_grad():
+            for key, value in self._of_this_rank(rest.get("buffers", [])).items():
+                self._names.buffers[key].copy_(restore(value))
         set_numbers(self._optimizer, self._settings, rest["settings"])
         if self._rank < len(states):
             with edited("the generators"):
                 set_generators(states[self._rank])
         else:
             logger.warning("GradLog: the training had %d ranks: rank %d draws anew", len(states), self._rank)
+
+    def _of_this_rank(self, ranks: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+        """What this rank has of its own; nothing if the training did not have the rank."""
+        return ranks[self._rank] if self._rank < len(ranks) else {}
 
     def _compare_frozen(self, packed: bytes | None) -> None:
         """Warn of a parameter that was frozen then, or is now: the loop of an earlier process may have thawed it."""
@@ -121,3 +130,9 @@ class States:
             "threads": torch.get_num_threads(),
             "device": ", ".join(gpus) or "cpu",
         }
+
+
+def _of_others(states: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The states of all ranks, by key, without those that are as rank 0's."""
+    first = {key: encode(one) for key, one in states[0].items()}
+    return [{key: one for key, one in state.items() if encode(one) != first.get(key)} for state in states]

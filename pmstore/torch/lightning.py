@@ -11,17 +11,22 @@ from pmstore.torch._rest import generators, set_generators
 from pmstore.torch._sampler import BatchSampler
 
 try:
-    from lightning.pytorch import Callback
+    from lightning.pytorch import Callback, callbacks
 except ImportError:
     try:
-        from pytorch_lightning import Callback
+        from pytorch_lightning import Callback, callbacks
     except ImportError as error:
         raise ImportError("pmstore.torch.lightning needs PyTorch Lightning: pip install lightning") from error
 
 __all__ = ["GradLogCallback"]
 
 _PRECISIONS = ("32-true", "64-true", "bf16-mixed")
-_AVERAGING = ("StochasticWeightAveraging", "WeightAveraging", "EMAWeightAveraging", "GradientAccumulationScheduler")
+_CHANGING = tuple(
+    getattr(callbacks, name)
+    for name in ("StochasticWeightAveraging", "WeightAveraging", "GradientAccumulationScheduler")
+    if hasattr(callbacks, name)  # older versions lack one
+)
+"""Callbacks, with those derived from them, that change weights or steps beside the optimizer."""
 
 
 class _Loops:
@@ -171,7 +176,7 @@ class GradLogCallback(Callback):
 
 def _check(trainer: Any, module: Any) -> None:
     """Raises ValueError for settings with which training would not resume with the same bits."""
-    averaging = [type(one).__name__ for one in trainer.callbacks if type(one).__name__ in _AVERAGING]
+    changing = [type(one).__name__ for one in trainer.callbacks if isinstance(one, _CHANGING)]
     for wrong, text in (
         (not module.automatic_optimization, "manual optimization: use pmstore.torch.GradLog in training_step"),
         (len(trainer.optimizers) != 1, f"{len(trainer.optimizers)} optimizers: a log follows one"),
@@ -187,7 +192,7 @@ def _check(trainer: Any, module: Any) -> None:
             any(one.reduce_on_plateau for one in trainer.lr_scheduler_configs),
             "ReduceLROnPlateau: its metric is not kept",
         ),
-        (bool(averaging), f"{', '.join(averaging)}: it changes weights or steps beside the optimizer"),
+        (bool(changing), f"{', '.join(changing)}: it changes weights or steps beside the optimizer"),
         (bool(trainer.ckpt_path), "fit(ckpt_path=…): the log has the state to go on with"),
         (
             bool(trainer.reload_dataloaders_every_n_epochs),

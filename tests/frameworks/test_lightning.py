@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from torch import nn
 
 import pmstore
@@ -56,6 +56,10 @@ class Net(LightningModule):
             return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "monitor": "noise"}}
         scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1 if self.interval == "epoch" else 3, 0.9)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": scheduler, "interval": self.interval}}
+
+
+class Averaged(WeightAveraging):  # type: ignore[misc]
+    """A derived one, which Lightning's documentation recommends."""
 
 
 class Stop(Callback):
@@ -162,6 +166,7 @@ def test_a_killed_fit_ends_with_the_same_bits(tmp_path: Path) -> None:
         ({"net": {"plateau": True}}, "ReduceLROnPlateau"),
         ({"precision": "bf16-true"}, "precision='bf16-true'"),
         ({"callbacks": [StochasticWeightAveraging(0.1)]}, "StochasticWeightAveraging"),
+        ({"callbacks": [Averaged()]}, "Averaged: it changes weights"),
         ({"limit_train_batches": 2}, "limit_train_batches"),
     ],
 )

@@ -197,7 +197,7 @@ PYTHON_ORDER = {
     ],
     "torch": [
         "_tensors _layout _memory _sampler",
-        "_extra _modules _topk _rest _worker",
+        "_extra _modules _processes _topk _rest _worker",
         "_optimizers _full",
         "_ranks _states _log _checks _changes _replica",
         "_replica_log",

@@ -16,7 +16,7 @@ from torch import nn
 import pmstore
 from pmstore.torch import BatchSampler, GradLog
 from tests.support.template import template
-from tests.torch.training import OPTIMIZING, SAMPLES, Tied, X, Y, equal
+from tests.torch.training import FEATURES, OPTIMIZING, SAMPLES, Tied, X, Y, equal
 
 RANKS, ITERATIONS = 2, 14
 
@@ -98,6 +98,40 @@ def lacked_space(rank: int) -> None:
     log.close()
 
 
+def shard(rank: int, port: int, way: str) -> None:
+    """One process, with a part of a model that is divided among the ranks."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=RANKS)
+    sharded(rank, way)
+    torch.distributed.destroy_process_group()
+
+
+def sharded(rank: int, way: str) -> None:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
+
+    model: nn.Module = nn.Sequential(nn.Linear(8, 8))
+    if way == "module":
+        model = nn.Sequential(FullyShardedDataParallel(model, device_id=torch.device("cpu")))
+    else:
+        fully_shard(model, mesh=init_device_mesh("cpu", (RANKS,)))
+    store = pmstore.open(":memory:") if rank == 0 else None
+    with pytest.raises(TypeError, match="different parts of the model's parameters.* use DistributedDataParallel"):
+        GradLog(model, torch.optim.SGD(model.parameters(), 0.1), store)
+
+
+class Centred(Tied):
+    """A buffer that differs on each rank, and that the loss depends on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(FEATURES))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.centre.mul_(0.8).add_(x.detach().mean(0), alpha=0.2)
+        return super().forward(x - self.centre)
+
+
 def train(rank: int, path: str, out: str, stop: int, dies: int, mode: str) -> None:
     """A function of its own, so that the model is gone before the process group.
 
@@ -105,7 +139,11 @@ def train(rank: int, path: str, out: str, stop: int, dies: int, mode: str) -> No
     Python's lock held, and a thread that lets go of a tensor waits for the lock (pytorch issue 56297).
     """
     torch.manual_seed(rank)
-    model = nn.parallel.DistributedDataParallel(Tied(), find_unused_parameters=True)
+    own = mode.startswith("own buffers")
+    model = nn.parallel.DistributedDataParallel(
+        Centred() if own else Tied(), find_unused_parameters=True, broadcast_buffers=not own
+    )
+    mode = mode.removeprefix("own buffers, ")
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     data = BatchSampler(SAMPLES, 8, rank=rank, world_size=RANKS)
     store = pmstore.open(path) if rank == 0 else None
@@ -156,7 +194,14 @@ def results(out: Path) -> list[Any]:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo on loopback")
 @pytest.mark.parametrize(
-    ("mode", "deaths"), [("dense", [(5, 0), (11, 1)]), ("topk", [(8, 1)]), ("replica", [(5, 0), (11, 1)])]
+    ("mode", "deaths"),
+    [
+        ("dense", [(5, 0), (11, 1)]),
+        ("topk", [(8, 1)]),
+        ("replica", [(5, 0), (11, 1)]),
+        ("own buffers, dense", [(5, 0), (11, 1)]),
+        ("own buffers, replica", [(8, 0)]),
+    ],
 )
 def test_whichever_rank_dies_training_ends_with_the_same_bits(
     mode: str, deaths: list[tuple[int, int]], tmp_path: Path
@@ -171,12 +216,20 @@ def test_whichever_rank_dies_training_ends_with_the_same_bits(
     assert equal(whole, killed)
     assert equal(whole[0]["model"]["first.weight"], whole[1]["model"]["first.weight"])
     assert not equal(whole[0]["rng"], whole[1]["rng"])
+    if mode.startswith("own buffers"):
+        assert not equal(whole[0]["model"]["centre"], whole[1]["model"]["centre"])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo on loopback")
 @pytest.mark.parametrize("bad", [0, 1])
 def test_what_one_rank_can_not_keep_ends_all(bad: int) -> None:
     assert ended("refuse", bad) == [0, 0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="gloo on loopback")
+@pytest.mark.parametrize("way", ["module", "parameters"])
+def test_a_model_that_is_divided_among_the_ranks_is_refused(way: str) -> None:
+    assert ended("shard", way) == [0, 0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo on loopback")

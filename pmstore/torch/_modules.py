@@ -94,7 +94,7 @@ class ModuleTensors:
         self._tensors = {key: plain[key] for key in dict.fromkeys(self.arrays.values())}  # by the key of an array
         # Several parameters may be one array, and each has a key of its own: that of its first place
         self.key_of = {id(place.tensor): place.key for place in reversed(self._places)}
-        self._pointers: list[int] = []
+        self._where: list[Any] = []
         self._stored: dict[str, Array] = {}
 
     # ---- to and from the store
@@ -144,7 +144,7 @@ class ModuleTensors:
         self._tensors = {}
         for place in self._places:
             place.tensor.data = views[self.arrays[place.key]]
-        self._pointers = [place.tensor.data_ptr() for place in self._places]
+        self._where = [_where(place.tensor) for place in self._places]
         self._keys = list(views)
 
     # ---- later
@@ -152,16 +152,16 @@ class ModuleTensors:
     def check(self, *, take_buffers: bool) -> None:
         """Raises DetachedError if the module has other tensors now. take_buffers: copy the elements of buffers that
         were replaced into the store."""
-        for place, pointer in zip(self._places, self._pointers):
+        for place, where in zip(self._places, self._where):
             now = place.owner.get(place.name)
-            if now is place.tensor and now.data_ptr() == pointer:
+            if now is place.tensor and _where(now) == where:
                 continue
             kept = self._view(place)
             if place.is_parameter or now is None or not _like(now, kept):
                 raise DetachedError(_moved(place, now, kept))
             if take_buffers:
-                kept.copy_(now)
-                self._put_back(place, pointer)
+                kept.copy_(now.clone() if now.data_ptr() == where[0] else now)  # it may be its own transpose
+                self._put_back(place, where)
         for owner, count in self._counts:
             if len(owner.names()) != count:
                 raise DetachedError(f"the module has other tensors than at persist, which the store lacks{_WHEN}")
@@ -185,20 +185,25 @@ class ModuleTensors:
 
     def rebind(self) -> None:
         """Put tensors that were given other memory, and buffers that were replaced, back after a rollback."""
-        for place, pointer in zip(self._places, self._pointers):
-            self._put_back(place, pointer)
+        for place, where in zip(self._places, self._where):
+            self._put_back(place, where)
 
     def _view(self, place: _Place) -> torch.Tensor:
         """A new tensor over the array of a place: torch may give the storage of another one other memory."""
         return tensor_of(self._stored[self.arrays[place.key]])
 
-    def _put_back(self, place: _Place, pointer: int) -> None:
-        if place.tensor.data_ptr() != pointer:
+    def _put_back(self, place: _Place, where: Any) -> None:
+        if _where(place.tensor) != where:
             place.tensor.data = self._view(place)
         place.owner[place.name] = place.tensor
 
 
 _WHEN = ". Change a module before persist; a changed one needs a group of its own"
+
+
+def _where(tensor: torch.Tensor) -> Any:
+    """The memory of a tensor, and how its elements lie in it."""
+    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
 
 
 def _like(tensor: torch.Tensor, kept: torch.Tensor) -> bool:
@@ -217,7 +222,7 @@ def _moved(place: _Place, now: Any, kept: torch.Tensor) -> str:
     elif now is not place.tensor:
         text += "was replaced by another parameter"
     else:
-        text += "has other memory now"
+        text += "has other strides now" if now.data_ptr() == kept.data_ptr() else "has other memory now"
     return (
         f"{text}. Call module.to(), half() and the like before persist. copy_() and load_state_dict() change the "
         "values in the store"

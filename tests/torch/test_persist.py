@@ -10,6 +10,7 @@ import warnings
 import weakref
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -482,3 +483,16 @@ def test_bfloat16_and_float8_are_kept(open_store: Open, medium: Medium) -> None:
         persist(other, others, store)
         assert torch.equal(other[0].weight, module[0].weight) and other.scale.dtype is torch.float8_e4m3fn
         assert others.state[other[0].weight]["exp_avg"].dtype is torch.bfloat16
+
+
+def test_a_buffer_that_becomes_its_own_transpose_is_stored(tmp_path: Path) -> None:
+    module = torch.nn.Module()
+    module.register_buffer("square", torch.arange(9.0).reshape(3, 3))
+    with pmstore.open(tmp_path / "x.pm") as store:
+        persist(module, None, store)
+        module.square = module.square.t()
+        store.commit()
+        assert store["module/square"].tolist() == [[0, 3, 6], [1, 4, 7], [2, 5, 8]]
+        module.square.data = module.square.data.t()
+        store.commit()
+        assert store["module/square"].tolist() == module.square.tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]

@@ -198,6 +198,8 @@ MOVES: dict[str, tuple[Callable[[Net], object], str]] = {
     "to": (lambda m: m.embed.to(torch.float64), "'embed.weight' .* float64"),
     "meta": (lambda m: m.frozen.to("meta"), "'frozen.weight' .* is on meta"),
     "data": (lambda m: setattr(m.embed.weight, "data", torch.zeros(7, 4)), "'embed.weight' .* has other memory now"),
+    "transposed": (lambda m: setattr(m.frozen.weight, "data", m.frozen.weight.data.t()), "'frozen.weight' .* strides"),
+    "fewer rows": (lambda m: setattr(m.embed.weight, "data", m.embed.weight.data[:2]), r"'embed.weight' .* \(2, 4\)"),
     "a parameter": (lambda m: setattr(m.frozen, "bias", nn.Parameter(torch.ones(4))), "'frozen.bias' .* replaced by"),
     "share_memory": (lambda m: m.share_memory(), "'embed.weight' .* other memory"),
     "deleted": (lambda m: setattr(m.frozen, "bias", None), "'frozen.bias' .* was deleted"),

@@ -43,7 +43,8 @@ class FsspecPlace(Place):
     stores show an object only when it is whole. On other targets, such as sftp, it is moved to its name from a
     temporary one; whether it survives a power cut of the target is the target's matter.
 
-    Some file systems connect when they are made. If that fails, each call tries again.
+    Some file systems connect when they are made. If that fails, each call tries again, and after any other failure
+    the next call connects anew.
     """
 
     def __init__(self, url: str, **storage_options: Any) -> None:
@@ -62,7 +63,7 @@ class FsspecPlace(Place):
         return _again, (self._given, self._options)
 
     def _connect(self) -> tuple[Any, Any]:
-        """The file system, and one that tries a creation once only; new ones in a forked child."""
+        """The file system, and one that tries a creation once only; new ones in a forked child, and after a failure."""
         if self._pid != os.getpid():
             fsspec = _imported(self.url)
             try:
@@ -224,6 +225,8 @@ class FsspecPlace(Place):
         except (TypeError, AttributeError, NameError, LookupError, ArithmeticError, AssertionError, MemoryError):
             raise
         except Exception as error:
+            if self._protocol not in _WHOLE:
+                self._pid = -1  # a connection, as of sftp, may be gone for good: the next call makes another one
             raise self._unavailable(name, doing, error) from error
 
     def _unavailable(

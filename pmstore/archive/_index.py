@@ -360,10 +360,24 @@ class IndexWriter:
                 "a place of its own"
             )
 
+    def _require_own(self, place: Place | None = None) -> None:
+        """Raises the errors of `require_newest`, and ArchiveDamagedError if the place lacks what this writer has
+        written: another disk was mounted there, or an older copy was put back. It may have a token of that number."""
+        self.require_newest(place)
+        place = place or self._place
+        try:
+            by = _about_token(place, self._token).get("by")
+        except ArchiveDamagedError:  # it is the newest, and therefore ours
+            by = self._about["by"]
+        there = Segment.current(place.list("index"))
+        if by != self._about["by"] or (there[-1].last if there else 0) < self.index.last:
+            self.require_newest(place)  # a newer writer deletes older tokens
+            raise self._emptied()
+
     def _emptied(self) -> ArchiveDamagedError:
         return ArchiveDamagedError(
-            f"{self._place.url} was emptied or taken away while it was written: begin another drain, which writes "
-            "everything anew"
+            f"{self._place.url} was emptied or taken away while it was written, or has the contents of another time: "
+            "begin another drain, which writes everything anew"
         )
 
     def append(self, rows: Sequence[Row]) -> None:
@@ -375,7 +389,7 @@ class IndexWriter:
             number = self.index.last + 1
             segment, packed = Segment(number, number, 0), [row.packed() for row in rows]
             index = self.index.added(segment, packed)
-            self.require_newest()
+            self._require_own()
             try:
                 self._place.create(segment.name, wrapped(SEGMENT, segment.name, packed))
             except ObjectExistsError:
@@ -395,15 +409,8 @@ class IndexWriter:
 
     def _tell_end(self, place: Place, last: int) -> None:
         """Writes the token of this writer anew: the list does not end before a flush. Raises the errors of
-        `require_newest`: in a place that was emptied, another writer's token may have the same number."""
-        self.require_newest(place)
-        try:
-            by = _about_token(place, self._token).get("by")
-        except ArchiveDamagedError:  # it is the newest, and therefore ours
-            by = self._about["by"]
-        if by != self._about["by"]:
-            self.require_newest(place)  # a newer writer deletes older tokens
-            raise self._emptied()
+        `_require_own`."""
+        self._require_own(place)
         place.put(*self._told(self._token, last))
         self._freed = last
 
@@ -467,7 +474,7 @@ class IndexWriter:
     def _created(self, wanted: Segment, rows: list[Any]) -> Segment:
         """Writes an object of the index. If a writer that has ended has left one of this name, the next generation."""
         for _ in range(_ATTEMPTS):
-            self.require_newest()
+            self._require_own()
             try:
                 self._place.create(wanted.name, wrapped(SEGMENT, wanted.name, rows))
                 return wanted

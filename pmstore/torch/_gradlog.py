@@ -170,8 +170,9 @@ class GradLog:
         self._scheduler, self._scaler, self._data, self._finite = scheduler, scaler, data, finite
         own = {"scheduler": scheduler, "scaler": scaler, "data": data, **extra_states(inner(model))}
         objects = kept(own, keep or {})
-        own_buffers = self._ranks.count > 1 and has_own_buffers(model)
-        self._states = States(optimizer, self._settings, names, layout, objects, self._ranks.rank, own_buffers)
+        rank, ranks = self._ranks.rank, self._ranks.count
+        own_buffers = ranks > 1 and has_own_buffers(model)
+        self._states = States(optimizer, self._settings, names, layout, objects, rank, ranks, own_buffers)
         self._changes = Changes(names, optimizer)
         self._fingerprint = fingerprint_of(names, self._optimizer, self._settings, objects, mode, ratio)
         self._fit: FitGroup | None = None

@@ -33,8 +33,8 @@ class States:
         Its GPUs compute the steps.
     objects : dict
         By name. A log keeps the state of rank 0, and of other ranks what differs from it.
-    rank : int
-        Of this process.
+    rank, ranks : int
+        That of this process, and their number.
     own_buffers : bool
         Whether each rank has buffers of its own. The full state has those of rank 0.
     """
@@ -47,10 +47,11 @@ class States:
         layout: Layout,
         objects: Mapping[str, Any],
         rank: int,
+        ranks: int,
         own_buffers: bool,
     ) -> None:
         self._optimizer, self._settings, self._names, self._layout = optimizer, settings, names, layout
-        self._objects, self._rank, self._own_buffers = objects, rank, own_buffers
+        self._objects, self._rank, self._ranks, self._own_buffers = objects, rank, ranks, own_buffers
         self._error = Exception()
 
     def own(self) -> dict[str, Any]:
@@ -106,6 +107,10 @@ class States:
                 set_generators(states[self._rank])
         else:
             logger.warning("GradLog: the training had %d ranks: rank %d draws anew", len(states), self._rank)
+        if len(states) > self._ranks and self._rank == 0:
+            logger.warning(
+                "GradLog: training may end with other bits: it had %d ranks, and has %d now", len(states), self._ranks
+            )
 
     def _of_this_rank(self, ranks: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
         """What this rank has of its own; nothing if the training did not have the rank."""

@@ -424,6 +424,36 @@ def test_a_place_that_was_emptied(tmp_path: Path) -> None:
     assert found[found.latest]["x"] == 2
 
 
+@pytest.mark.parametrize("other", [False, True])
+def test_a_place_whose_contents_were_exchanged(tmp_path: Path, other: bool) -> None:
+    """Another disk was mounted there, or an older copy was put back. It has a token of the same number."""
+    place = Memory()
+    with pmstore.open(tmp_path / "other.pm") as store, stepping(store, place) as steps:
+        for number in range(4):
+            store["y"] = number
+            store.commit()
+            archived(steps)
+    foreign, place = dict(place.objects), Memory()
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, place) as steps:
+        for number in range(4):
+            store["x"] = np.full(100, number)
+            store.commit()
+            archived(steps)
+            if number == 1 and not other:
+                foreign = dict(place.objects)
+        place.objects.clear()
+        place.objects.update(foreign)
+        store["x"] = 4
+        store.commit()
+        with pytest.raises(pmstore.ArchiveDamagedError, match="has the contents of another time"):
+            archived(steps)
+    kept = {name for name in foreign if not name.startswith("parts/")}
+    assert {name: place.objects[name] for name in kept} == {name: foreign[name] for name in kept}
+    assert {name for name in place.objects if not name.startswith("parts/")} == kept
+    found = Archive(Sources([place]))
+    assert found.verify().ok and found[found.latest]["y" if other else "x"] is not None
+
+
 def test_a_place_is_named_once(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "to")
     with pmstore.open(tmp_path / "store.pm") as store:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from pmstore._core import META_MAX
 from pmstore._store.lineage import entry_of
 from pmstore.archive._archive import Archive
 from pmstore.archive._index import Index
-from pmstore.archive._objects import place_of
+from pmstore.archive._objects import Buffer, place_of
 from pmstore.archive._sources import Sources
 from tests.archive.stepping import Memory, archived, contents, drained, flip, same, stepping
 
@@ -240,9 +241,18 @@ class Late(Memory):
     """The place of a writer that does not see newer ones, from some time on."""
 
     late = False
+    token = b""
+
+    def put(self, name: str, data: Sequence[Buffer]) -> None:
+        super().put(name, data)
+        if name == "writers/000001":
+            self.token = self.objects[name]
 
     def list(self, folder: str) -> list[str]:
         return ["000001"] if self.late and folder == "writers" else super().list(folder)
+
+    def get(self, name: str, at: int = 0, count: int | None = None) -> bytes:
+        return self.token if self.late and name == "writers/000001" else super().get(name, at, count)
 
 
 @pytest.mark.parametrize("how", ["next", "together", "newest"])

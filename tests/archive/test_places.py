@@ -23,6 +23,8 @@ from tests.archive.stepping import Crash, Memory, archived, contents, same, step
 from tests.conftest import LONGER
 
 pytest.importorskip("numcodecs")
+fsspec = pytest.importorskip("fsspec")
+MemoryFileSystem = pytest.importorskip("fsspec.implementations.memory").MemoryFileSystem
 
 
 def goes_on(path: Path, places: Sequence[Path], states: dict[int, int]) -> None:
@@ -380,6 +382,45 @@ def test_a_place_that_connects_when_it_is_made(tmp_path: Path, monkeypatch: pyte
             store.drain(away)
     with pytest.raises(pmstore.ArchiveUnavailableError, match=away):
         archive.open(away)
+
+
+class Connected(MemoryFileSystem):  # type: ignore[misc]
+    """A file system with a connection, which is over when its server has started again."""
+
+    protocol = "connected"
+    server = 0
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._to = Connected.server
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if name in ("ls", "info", "exists", "cat_file", "pipe_file", "makedirs") and self._to != Connected.server:
+            raise OSError("Socket is closed")
+        return found
+
+
+def test_a_connection_that_was_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file system does not connect again, as that of sftp."""
+    fsspec.register_implementation("connected", Connected, clobber=True)
+    monkeypatch.setattr(_begin, "_PATIENCE", 0.0)
+    monkeypatch.setattr(Connected, "store", {})
+    monkeypatch.setattr(Connected, "pseudo_dirs", [""])
+    with pmstore.open(tmp_path / "store.pm") as store, store.drain("connected://x/archive") as drain:
+        store["x"] = 1
+        store.commit()
+        assert drain.wait() == 1
+        opened = archive.open("connected://x/archive")
+        Connected.server += 1
+        store["x"] = 2
+        store.commit()
+        with pytest.warns(pmstore.ArchiveWarning, match="Socket is closed"):
+            assert drain.wait(timeout=60) == 2
+        with pytest.raises(pmstore.ArchiveUnavailableError, match="Socket is closed"):
+            opened.refresh()
+        opened.refresh()
+        assert opened[2]["x"] == 2
 
 
 @pytest.mark.parametrize("url", ["reference://x", "nothing://x"])

@@ -115,7 +115,8 @@ def test_a_writer_that_was_overtaken_names_no_part_that_was_deleted(tmp_path: Pa
             go_on = functools.partial(goes_on, others)
             place = Interrupted(objects, {})
             with contextlib.suppress(pmstore.ArchiveConflictError), stepping(store, place) as steps:
-                steps.targets[0]._writer.require_newest = lambda place=None: None  # type: ignore[method-assign]
+                writer = steps.targets[0]._writer
+                writer.require_newest = writer._require_own = lambda place=None: None  # type: ignore[method-assign]
                 place.acts.update({at: [begin]})
                 place.acts.setdefault(at + wait, []).append(go_on)
                 for step in range(4):

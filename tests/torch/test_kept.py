@@ -111,7 +111,7 @@ def test_the_other_ranks_get_their_own_bits_and_types(one: Any, other: Any) -> N
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     names, layout = Names(model, optimizer), Layout([*model.parameters()], [], None)
     holders = [Holder({"value": value}) for value in (one, other)]
-    states = [States(optimizer, [], names, layout, {"h": two}, rank) for rank, two in enumerate(holders)]
+    states = [States(optimizer, [], names, layout, {"h": two}, rank, 2, False) for rank, two in enumerate(holders)]
     rest = states[0].together([state.own() for state in states])
     for state, holder, value in zip(states, holders, (one, other)):
         state.take(rest)
@@ -148,4 +148,20 @@ def test_frozen_parameters_are_compared(tmp_path: Path, caplog: pytest.LogCaptur
             assert ("requires_grad of bias (True then, False now)" in caplog.text) == (not is_first)
             net.bias.requires_grad_(True)
             net(torch.ones(1, 3)).square().sum().backward()
+            log.step()
+
+
+def test_fewer_ranks_than_before_are_told(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = States.together
+    for ranks in (2, 1, 1):
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        monkeypatch.setattr(States, "together", lambda self, states, n=ranks: together(self, [*states] * n))
+        caplog.clear()
+        with pmstore.open(tmp_path / "log.pm") as store, GradLog(model, optimizer, store, batch=1) as log:
+            is_second = log.resume() == 1
+            assert ("it had 2 ranks, and has 1 now" in caplog.text) == is_second
+            model(torch.ones(1, 2)).sum().backward()
             log.step()

@@ -88,8 +88,7 @@ static page_change gather_page(composer *c, const uint8_t *live, const uint8_t *
     }
     while (changed) {
         unsigned first = (unsigned)__builtin_ctzll(changed);
-        uint64_t rest = ~(changed >> first);
-        unsigned lines = rest ? (unsigned)__builtin_ctzll(rest) : 64;
+        unsigned lines = (unsigned)__builtin_ctzll(~(changed >> first)); /* not all of them have changed */
         pm_writer_keep(writer, offset + first * PM_LINE, room + first * PM_LINE, lines * PM_LINE);
         changed &= lines + first < 64 ? ~UINT64_C(0) << (lines + first) : 0;
     }

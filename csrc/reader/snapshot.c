@@ -12,7 +12,7 @@
 #include "reader/parts.h"
 #include "space/region_fork.h"
 
-#define TRIAL (INT64_C(1) << 59) /* behind the bytes of readers */
+#define TRIAL_BYTES ((INT64_C(15) << 59)) /* behind the bytes of readers */
 
 pm_status pm_snapshot_new(const pm_pages *t, int fd, pm_snapshot **out)
 {
@@ -252,12 +252,12 @@ pm_status pm_snapshot_load(const pm_snapshot *snapshot, uint64_t extent, uint64_
 /* ---- constant contents ---------------------------------------------------------------------------------------- */
 
 /* Some file systems, such as overlayfs, map another file. Then the lock would go before the arrays. */
-static bool mapping_keeps_lock(int fd, int locked, int64_t byte)
+static bool mapping_keeps_lock(int fd, int locked)
 {
     char name[32];
     snprintf(name, sizeof name, "/proc/self/fd/%d", locked);
     int trial = open(name, O_RDONLY | O_CLOEXEC);
-    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = byte + TRIAL, .l_len = 1};
+    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = TRIAL_BYTES + getpid(), .l_len = 1};
     if (trial < 0) return false;
     void *kept = fcntl(trial, F_OFD_SETLK, &lock) ? MAP_FAILED : mmap(NULL, PM_PAGE, PROT_NONE, MAP_SHARED, trial, 0);
     close(trial);
@@ -268,9 +268,9 @@ static bool mapping_keeps_lock(int fd, int locked, int64_t byte)
     return keeps;
 }
 
-/* Keeps the space of constant extents from being used again (space/region_fork.h): until `locked` and all mappings of
- * it are gone. */
-static pm_status lock_space(pm_snapshot *snapshot)
+/* Opens the file of which constant extents are mapped. Its locks keep their space from being used again, until `locked`
+ * and all mappings of it are gone (space/region_fork.h). */
+static pm_status open_locked(pm_snapshot *snapshot)
 {
     char name[32];
     if (pm_media_has_holes(snapshot->fd))
@@ -278,13 +278,20 @@ static pm_status lock_space(pm_snapshot *snapshot)
     snprintf(name, sizeof name, "/proc/self/fd/%d", snapshot->fd);
     int fd = pm_descriptor_above_standard(open(name, O_RDONLY | O_CLOEXEC));
     if (fd < 0) return pm_fail_errno("cannot open the file of a store again");
-    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET,
-                         .l_start = pm_region_fork_reader_byte(snapshot->sequence), .l_len = 1};
-    if (fcntl(fd, F_OFD_SETLK, &lock) || !mapping_keeps_lock(snapshot->fd, fd, lock.l_start)) {
+    if (!mapping_keeps_lock(snapshot->fd, fd)) {
         close(fd);
         return pm_fail(PM_STALE, "mappings of this file system do not keep locks");
     }
     snapshot->locked = fd;
+    return PM_OK;
+}
+
+static pm_status lock_pages(pm_snapshot *snapshot, uint64_t page, uint64_t count)
+{
+    if (snapshot->locked < 0) PM_TRY(open_locked(snapshot));
+    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = pm_region_fork_reader_byte(page),
+                         .l_len = (int64_t)count};
+    if (fcntl(snapshot->locked, F_OFD_SETLK, &lock)) return pm_fail(PM_STALE, "this file system gives no locks");
     return PM_OK;
 }
 
@@ -309,9 +316,9 @@ pm_status pm_snapshot_map(pm_snapshot *snapshot, uint64_t extent, uint64_t lengt
 {
     pm_contents p = pm_contents_of(snapshot, extent, length, 0, length);
     PM_TRY(pm_contents_valid(snapshot, &p));
-    if (snapshot->locked < 0) PM_TRY(lock_space(snapshot));
-    PM_TRY(is_there(snapshot, extent, &p));
     uint64_t size = pm_extent_pages(length) * PM_PAGE;
+    PM_TRY(lock_pages(snapshot, p.place / PM_PAGE, size / PM_PAGE));
+    PM_TRY(is_there(snapshot, extent, &p));
     if (mmap(address, size, PROT_READ, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, snapshot->locked,
              (off_t)(PM_REGION_START + p.place)) == MAP_FAILED)
         return pm_address_refused("cannot map a constant array", size);

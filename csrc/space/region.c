@@ -161,6 +161,17 @@ pm_status pm_region_leave_to_readers(pm_region *region, pm_store *store, uint64_
     return PM_OK;
 }
 
+pm_status pm_region_find_users(pm_region *region, pm_store *store)
+{
+    pm_region_fork_find_children(region);
+    uint64_t pages = region->size / PM_PAGE;
+    for (uint64_t page = 0, stop; pm_region_fork_mapped(region, &page, &stop) && page < pages; page = stop) {
+        if (stop > pages) stop = pages;
+        PM_TRY(pm_region_leave_to_readers(region, store, page * PM_PAGE, (stop - page) * PM_PAGE, 0));
+    }
+    return PM_OK;
+}
+
 /* The owned buffer from number *i on that has all of a range. */
 static pm_buffer *owner(const pm_region *region, const uint8_t *address, uint64_t length, size_t *i)
 {

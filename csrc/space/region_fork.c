@@ -21,9 +21,9 @@
  * same byte for two forks: then space is kept for a little longer.
  */
 #define FORK_BYTES ((INT64_C(1) << 62) + (INT64_C(1) << 61))
-/* Readers that map constant arrays have bytes from here on, by the sequence number of their commit. */
+/* Readers that map constant arrays lock bytes from here on, one for each page of the region that they map. */
 #define READER_BYTES (FORK_BYTES + (INT64_C(1) << 60))
-#define READERS_MOST ((UINT64_C(1) << 59))
+#define READER_BYTES_END (READER_BYTES + (INT64_C(1) << 59))
 enum { NUMBER_BITS = 24 };
 
 const uint64_t pm_pid_byte = (UINT64_C(1) << 62) + 1;
@@ -32,13 +32,21 @@ static atomic_uint forks; /* forks of this process */
 
 /* ---- locks ---------------------------------------------------------------------------------------------------- */
 
-/* The byte of a living child's lock, of the forks from first to last; 0: there is none, or the file system has no such
- * locks. */
-static int64_t child_lives(const pm_region *region, int64_t first, int64_t last)
+/* The first and the last byte from first to last that one lock of another open file has; 0: there is none, or the file
+ * system has no such locks. Of several locks it is any. */
+static int64_t locked(const pm_region *region, int64_t first, int64_t last, int64_t *end)
 {
     struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET, .l_start = first, .l_len = last - first + 1};
     if (fcntl(region->media->fd, F_OFD_GETLK, &lock) || lock.l_type == F_UNLCK) return 0;
+    *end = !lock.l_len || lock.l_len > last - lock.l_start ? last : lock.l_start + lock.l_len - 1;
     return lock.l_start > first ? lock.l_start : first;
+}
+
+/* The byte of a living child's lock, of the forks from first to last; 0: there is none. */
+static int64_t child_lives(const pm_region *region, int64_t first, int64_t last)
+{
+    int64_t end;
+    return locked(region, first, last, &end);
 }
 
 /* Takes the process's POSIX lock again, which closing a descriptor has dropped. It only tells other processes its
@@ -95,9 +103,9 @@ static void map_in_child(const pm_region *region, pm_buffer *buffer)
     buffer->mapped_in_child = !madvise(region->live + buffer->offset, buffer->length, MADV_DONTFORK);
 }
 
-int64_t pm_region_fork_reader_byte(uint64_t sequence)
+int64_t pm_region_fork_reader_byte(uint64_t page)
 {
-    return READER_BYTES + (int64_t)(sequence < READERS_MOST ? sequence : READERS_MOST);
+    return READER_BYTES + (int64_t)page;
 }
 
 void pm_region_fork_begins(pm_region *region)
@@ -179,16 +187,28 @@ bool pm_region_fork_may_show(const pm_region *region, pm_buffer *buffer)
     }
     /* Until readers see the commit that has freed the bytes, one may map them, and lock them after this question. */
     if (buffer->shared && region->told <= buffer->shown_until) return true;
+    uint64_t first = buffer->offset / PM_PAGE, last = (buffer->offset + buffer->length - 1) / PM_PAGE;
     buffer->shared = buffer->shared
-                     && child_lives(region, READER_BYTES, pm_region_fork_reader_byte(buffer->shown_until));
+                     && child_lives(region, pm_region_fork_reader_byte(first), pm_region_fork_reader_byte(last));
     return buffer->shared;
+}
+
+bool pm_region_fork_mapped(const pm_region *region, uint64_t *page, uint64_t *stop)
+{
+    int64_t first = pm_region_fork_reader_byte(*page), last = READER_BYTES_END - 1, end = 0, found = 0;
+    if (region->media->read_only || region->media->lent) return false;
+    for (int64_t one; first <= last && (one = locked(region, first, last, &end)); last = one - 1) {
+        found = one;
+        *stop = (uint64_t)(end - READER_BYTES) + 1;
+    }
+    if (found) *page = (uint64_t)(found - READER_BYTES);
+    return found;
 }
 
 /* The bytes of the region that a living child may see. */
 static uint64_t shown(const pm_region *region)
 {
     int64_t found = 0;
-    if (child_lives(region, READER_BYTES, INT64_MAX - 1)) return region->size;
     for (int64_t at = FORK_BYTES; (at = child_lives(region, at, READER_BYTES - 1)); at++) found = at;
     return found ? (uint64_t)((found - FORK_BYTES) >> NUMBER_BITS) * PM_PAGE : 0;
 }

@@ -15,6 +15,9 @@
  * whichever descriptors they close. A child lets it go when it executes another program, or dies. Each fork locks a
  * byte of its own, whose number contains the size of the region. So processes that open the file later leave space
  * alone that a living child may see.
+ *
+ * A reader (reader/snapshot.h) that maps a constant array locks a byte for each of its pages in the same way, before it
+ * asks whether the array is still there. So nothing but what it maps is kept for it, by later openings, too.
  */
 #ifndef PM_REGION_FORK_H
 #define PM_REGION_FORK_H
@@ -26,14 +29,17 @@ void pm_region_fork_begins(pm_region *region);
 void pm_region_fork_is_over(pm_region *region); /* in the parent */
 void pm_region_fork_in_child(pm_region *region);
 
-/* Finds living children, when a store is opened for writing. */
+/* Finds living children, but no readers, when a store is opened for writing. */
 void pm_region_fork_find_children(pm_region *region);
 
 /* True if a child, or a reader, may see the memory of a released buffer. */
 bool pm_region_fork_may_show(const pm_region *region, pm_buffer *buffer);
 
-/* The byte that a reader locks, as a child does, before it maps constant arrays of this commit. */
-int64_t pm_region_fork_reader_byte(uint64_t sequence);
+/* The byte that a reader locks, as a child does, before it maps this page of a constant array. */
+int64_t pm_region_fork_reader_byte(uint64_t page);
+
+/* The next pages from *page on that a reader maps, up to *stop; false if there are none. To write. */
+bool pm_region_fork_mapped(const pm_region *region, uint64_t *page, uint64_t *stop);
 
 /* The offset of the first page that earlier forks leave free. */
 uint64_t pm_region_fork_free_from(pm_region *region);

@@ -65,7 +65,7 @@ static pm_status open_layers(pm_store *store, int fd, pm_media_kind kind, unsign
     store->region.snapshot = flags & PM_OPEN_SNAPSHOT;
     PM_TRY(pm_recovery_run(store));
     /* A reader that takes its lock from here on knows of all that recovery has freed. */
-    pm_region_fork_find_children(&store->region);
+    PM_TRY(pm_region_find_users(&store->region, store));
     pm_status status;
     pm_heap_root(&store->region, &status);
     PM_TRY(status);

@@ -29,7 +29,7 @@ from pmstore._catalog.lost_updates import Moved
 from pmstore._catalog.names import NAME_PREFIX, key_of
 from pmstore._catalog.rows import fitting, given_array
 from pmstore._core import Core, Entry, hash64
-from pmstore._errors import UNSOUND, OutOfSpaceError, TooLargeError, of
+from pmstore._errors import UNSOUND, FailedStoreError, OutOfSpaceError, TooLargeError, of
 from pmstore._interrupts import later
 from pmstore._values.array import (
     Array,
@@ -418,10 +418,13 @@ def _unfreeze(catalog: Catalog, offset: int, made: int) -> None:
 
 def thaw(catalog: Catalog) -> None:
     """Makes arrays whose rows a rollback has brought back writeable again, and those read-only that show rows which it
-    has taken away."""
+    has taken away. All of them are read-only in a store that has failed."""
     grown = catalog.grown
     if grown.frozen or grown.made:
-        offsets = {row.entry.offset for row in catalog.core.scan(NAME_PREFIX)}
+        try:
+            offsets = {row.entry.offset for row in catalog.core.scan(NAME_PREFIX)}
+        except FailedStoreError:
+            offsets = set()
         for sequence, offset, found in grown.frozen:
             array = found()
             if array is not None and sequence == catalog.core.sequence and offset in offsets:

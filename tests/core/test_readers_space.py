@@ -63,6 +63,58 @@ def test_space_is_used_again_beside_a_reader_that_was_there_before_the_writer(op
         assert (held[0] == 1).all()
 
 
+def test_space_is_used_again_beside_a_reader_of_another_array(open_store: Open) -> None:
+    """It maps one constant array all the time. The writer deletes others, and is opened again."""
+    with_constant(open_store).close()
+    with open_store(mode="r") as reader:
+        x = reader["x"]
+        sizes = []
+        for i in range(30):
+            with open_store(mode="r+", max_size=64 << 20) as writer:
+                for j in range(2):
+                    if "y" in writer:
+                        del writer["y"]
+                    writer.create_array("y", N + j, "f8", fill_value=float(i), writeable=False)
+                    writer.commit()
+                sizes.append(writer.stats().region_size)
+        assert sizes[-1] == sizes[4]
+        assert (x == 1).all()
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_I9_arrays_that_were_deleted_before_the_writer_was_opened(open_store: Open, order: tuple[int, ...]) -> None:
+    """Readers map some of them, in any order. The space of the others is used again, and of each when it is let go."""
+    names = [f"x{i}" for i in range(6)]
+    with open_store(mode="x", max_size=64 << 20) as writer:
+        for i, name in enumerate(names):
+            writer.create_array(name, N, "f8", fill_value=float(i), writeable=False)
+            writer[f"between{i}"] = np.zeros(N)
+        writer.commit()
+        places = [offset_of(writer, name) for name in names]
+        readers = [open_store(mode="r") for _ in order]
+        held = {i: readers[i][names[2 * i]] for i in order}
+        for name in names:
+            del writer[name]
+        writer.commit()
+    with open_store(mode="r+", max_size=64 << 20) as writer:
+        for gone in [*order, None]:
+            kept = {places[2 * i] for i in held}
+            used = set()
+            for k in range(12):
+                writer[f"new{k}"] = np.full(N, 7.0)
+                writer.commit()
+                used.add(offset_of(writer, f"new{k}"))
+            assert not kept & used and used >= set(places) - kept
+            assert all((one == 2 * i).all() for i, one in held.items())
+            for k in range(12):
+                del writer[f"new{k}"]
+            writer.commit()
+            if gone is not None:
+                del held[gone]
+                readers[gone].close()
+                gc.collect()
+
+
 def test_I20_another_array_with_the_same_bytes_in_the_place_of_a_constant_one(open_store: Open) -> None:
     """It may change, so that it is not mapped for the constant one."""
     writer = with_constant(open_store)

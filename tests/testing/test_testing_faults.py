@@ -75,6 +75,19 @@ def test_I1_D7_whatever_call_fails(medium: Medium, workload: Workload) -> None:
         assert report.outcomes["refused"] or report.evaluated < 30  # few may all be harmless
 
 
+def grows(store: pmstore.Store) -> None:
+    """The rows move with the second and the third step."""
+    store.create_array("rows", (0, 7), "i8", maxshape=(None, 7))
+    for step in range(3):
+        with store.transaction():
+            store.append("rows", np.full((40 * step + 1, 7), step))
+
+
+def test_I11_rows_that_moved_are_rolled_back_after_a_failed_write() -> None:
+    """A store that refuses to go on also refuses to look for the former place of the rows."""
+    assert explore_faults(grows, medium="file", seed=1).outcomes["refused"] > 10
+
+
 def test_arrays_of_a_workload_that_failed_keep_no_space() -> None:
     """Its frames hang on the error. What it had taken would be too much for a store of this size."""
     report = explore_faults(overflow, medium="file", max_size=2_800_000, only=Fault("write", 14, "ENOSPC", False))

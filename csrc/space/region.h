@@ -115,8 +115,8 @@ void pm_region_detach(pm_region *region, uint64_t offset); /* the extent has los
  * space is not used again as long as one does. PM_NO_MEMORY. */
 pm_status pm_region_leave_to_readers(pm_region *region, pm_store *store, uint64_t offset, uint64_t length,
                                      uint64_t sequence);
-/* Finds children that were forked earlier, and pages that readers map, when a store is opened for writing: that space is
- * not used again as long as they live, or do. PM_NO_MEMORY. */
+/* When a store is opened for writing: finds children that were forked earlier, and pages that readers map. What they
+ * may see is not used again as long as they live. PM_NO_MEMORY. */
 pm_status pm_region_find_users(pm_region *region, pm_store *store);
 /* An owned buffer that has all of a range; NULL if there is none. */
 const pm_buffer *pm_region_owner(const pm_region *region, const void *address, uint64_t length);

@@ -44,6 +44,7 @@ __all__ = [
     "all_of",
     "below",
     "brief",
+    "check_attribute_name",
     "check_new",
     "decoded",
     "put_all",
@@ -172,7 +173,7 @@ class Attributes(MutableMapping[str, Any]):
         """Store several attributes: all of them, or none if there is an error."""
         new: dict[Any, Any] = dict(*others, **more)
         for name in new:
-            _check_name(name)
+            check_attribute_name(name)
         with self._catalog.lock, later():
             self._catalog.writable()
             self._put({**self._read(), **new})
@@ -236,7 +237,7 @@ class OwnAttributes(Attributes):
         return found
 
 
-def _check_name(name: object) -> None:
+def check_attribute_name(name: object) -> None:
     if not isinstance(name, str):
         raise TypeError(f"the name of an attribute is a str, not {type(name).__name__}: {name!r:.80}")
     try:
@@ -260,7 +261,7 @@ def _encoded(name: str, found: dict[str, Any]) -> bytes:
 def check_new(catalog: Catalog, name: str, new: dict[str, Any]) -> None:
     """Raise what `Attributes.update` would raise for these of a full name, which may not exist yet."""
     for one in new:
-        _check_name(one)
+        check_attribute_name(one)
     _encoded(name, {**all_of(catalog, name), **new})
 
 

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pmstore._errors import Error, InterchangeError, OutOfMemoryError
+from pmstore._catalog.attributes import check_attribute_name
+from pmstore._errors import Error, InterchangeError, InvalidNameError, OutOfMemoryError
 from pmstore._interchange.forms import Hints
 
 __all__ = ["Found", "Stored", "Unsupported", "damage", "require"]
@@ -42,6 +43,16 @@ class Found:
     attributes: dict[str, dict[str, Any]] = field(default_factory=dict)
     hints: Hints = field(default_factory=lambda: Hints.read(None))
     left_out: list[tuple[str, str]] = field(default_factory=list)
+
+    def describe(self, name: str, attributes: dict[str, Any]) -> None:
+        """Take the attributes of a name; "": of the file. Those whose names no store takes are left out."""
+        taken = self.attributes[name] = {}
+        for key, value in attributes.items():
+            try:
+                check_attribute_name(key)
+                taken[key] = value
+            except InvalidNameError as error:
+                self.left_out.append((name, f"an attribute of {repr(name) if name else 'the file'}: {error}"))
 
 
 @contextlib.contextmanager

@@ -117,7 +117,7 @@ def _look(path: str, file: Any) -> Found:
     found.hints = Hints.read(documents.get(HINTS))
     others = {key: value for key, value in about.items() if key not in (VALUES, ATTRIBUTES, HINTS)}
     if others not in ({}, {"format": "np"}):
-        found.attributes.setdefault("", {}).update(others)
+        found.describe("", {**found.attributes.get("", {}), **others})
     return found
 
 

@@ -112,11 +112,11 @@ class Zarr(Format):
             found.values, found.hints = about.pop(VALUES, {}), Hints.read(about.pop(HINTS, None))
             found.attributes = about.pop(ATTRIBUTES, {})
             require(isinstance(found.attributes, dict), "its attributes are damaged")
-            found.attributes[""] = about
+            found.describe("", about)
             for name, member in root.members(max_depth=None):
                 if hasattr(member, "shape"):
                     found.arrays.append(_stored(path, name, member))
-                found.attributes[name] = _attributes(member)
+                found.describe(name, _attributes(member))
         yield found
 
 

@@ -153,7 +153,7 @@ def _one(codec: Any) -> Configs | LCDelta:
     try:
         made = _made(config)
     except ArchiveError as error:
-        raise ValueError(f"there is no codec {config['id']!r}: {error.__cause__ or error}") from error
+        raise ValueError(f"the codec {config['id']!r} can't be used: {error.__cause__ or error}") from error
     if config["id"] == LOSSY[0]["id"]:
         return made  # type: ignore[no-any-return]
     _try((dict(config),))

@@ -18,10 +18,14 @@ T = TypeVar("T")
 
 
 class Sources:
-    """Places that hold the same archive, those to be asked first in front."""
+    """Places that hold the same archive, those to be asked first in front.
+
+    A place that does not answer may take minutes for that. It is asked last from then on, until the index is read.
+    """
 
     def __init__(self, places: Sequence[Place]) -> None:
         self.places = list(places)
+        self._away: set[Place] = set()  # those that did not answer
         self._told: set[tuple[str, str]] = set()
         self._told_parted = False
 
@@ -34,7 +38,9 @@ class Sources:
         """The names of the objects in a folder, of all places that answer."""
         names: set[str] = set()
         failed: list[ArchiveError] = []
-        for place in self.places:
+        for number, place in enumerate(self._in_order()):
+            if place in self._away and len(failed) < number:  # another one has answered
+                break
             try:
                 names.update(place.list(folder))
             except ArchiveError as error:
@@ -50,7 +56,7 @@ class Sources:
         Raises MissingObjectError if no place has the object, else the error of the first place that lacks it whole.
         """
         first: Exception | None = None
-        for number, place in enumerate(self.places):
+        for number, place in enumerate(self._in_order()):
             try:
                 found = check(place.get(name, at, count))
             except (MissingObjectError, ShortObjectError, ArchiveDamagedError, ArchiveUnavailableError) as error:
@@ -75,6 +81,7 @@ class Sources:
             def tell(error: ArchiveDamagedError, place: Place = place) -> None:
                 warnings.warn(f"{place.url}: {error}: its versions are not listed there", ArchiveWarning, stacklevel=2)
 
+            self._away.discard(place)
             try:
                 found.append(Index.read(place, known[number] if known else None, tell))
             except ArchiveUnavailableError as error:
@@ -101,12 +108,18 @@ class Sources:
 
     def size(self, name: str) -> int:
         """Bytes of an object, in the first place that has it. Raises MissingObjectError."""
-        for place in self.places[:-1]:
+        *others, last = self._in_order()
+        for place in others:
             with contextlib.suppress(MissingObjectError, ArchiveDamagedError, ArchiveUnavailableError):
                 return place.size(name)
-        return self.places[-1].size(name)
+        return last.size(name)
+
+    def _in_order(self) -> builtins.list[Place]:
+        return sorted(self.places, key=lambda place: place in self._away)
 
     def _tell(self, place: Place, name: str, error: Exception) -> None:
+        if isinstance(error, ArchiveUnavailableError):
+            self._away.add(place)
         if len(self.places) > 1 and (place.url, name) not in self._told:
             self._told.add((place.url, name))
             warnings.warn(f"{place.url}: {error}: the other places are asked", ArchiveWarning, stacklevel=2)

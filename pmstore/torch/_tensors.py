@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils._pytree import tree_leaves
 
 from pmstore._errors import ReadOnlyStoreError
 from pmstore._store.mapping import NameMapping
@@ -110,10 +111,8 @@ def _refuse_writing(
     func: Any, written: tuple[tuple[int, str], ...], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> None:
     for argument in written:
-        value = _value(argument, args, kwargs)
-        for one in value if isinstance(value, (list, tuple)) else (value,):
-            if isinstance(one, ReadOnlyTensor):
-                raise ReadOnlyStoreError(f"{func} {_WRITES}")
+        if any(isinstance(one, ReadOnlyTensor) for one in tree_leaves(_value(argument, args, kwargs))):
+            raise ReadOnlyStoreError(f"{func} {_WRITES}")
 
 
 def _value(argument: tuple[int, str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -126,7 +125,8 @@ def _effects(func: Any) -> tuple[tuple[tuple[int, str], ...], bool, tuple[int, s
     """Number and name of the arguments that an operation writes to, whether its results may share memory with
     arguments, and the argument that says whether it writes at all, if there is one.
 
-    A batch normalization writes to its running statistics while it trains, and its schema does not say so.
+    A batch normalization writes to its running statistics while it trains, and its schema does not say so. Neither do
+    those of collectives, which write to their first argument if their name ends in "_".
     """
     schema = func._schema
     places = {argument.name: (number, argument.name) for number, argument in enumerate(schema.arguments)}
@@ -137,6 +137,8 @@ def _effects(func: Any) -> tuple[tuple[tuple[int, str], ...], bool, tuple[int, s
         for number, argument in enumerate(schema.arguments)
         if argument.alias_info is not None and argument.alias_info.is_write
     )
+    if func.namespace == "c10d" and schema.name.endswith("_") and schema.arguments:
+        written = ((0, schema.arguments[0].name),)
     hidden = "unsafe_split" in schema.name or "unsafe_view" in schema.name  # they share memory, and do not say so
     view = hidden or any(result.alias_info is not None for result in schema.returns)
     return (statistics, view, switch) if statistics and switch and not written else (written, view, None)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.utils.data import IterableDataset
 
 from pmstore._resume.fit_group import FitGroup
 from pmstore._resume.history import history
@@ -128,6 +129,8 @@ class GradLogCallback(TrainerCallback):
         _check(args, scheduler)
         self.close()
         optimizer = getattr(given["optimizer"], "optimizer", given["optimizer"])
+        if isinstance(given["train_dataloader"].dataset, IterableDataset):
+            raise ValueError("GradLogCallback can't keep a training with an IterableDataset: its position is not kept")
         batches = len(given["train_dataloader"])
         self._order = _Order(args, batches)
         keep = {**(self._options.get("keep") or {}), "scheduler of the Trainer": scheduler, "order": self._order}

@@ -178,7 +178,7 @@ def test_drain_with_codecs(
     assert pmstore.archive.open(tmp_path / "copy").latest == 5
     capsys.readouterr()
     assert main(["archive", "drain", str(tmp_path / "no"), run, "--codec=none-such"]) == 2
-    assert "there is no codec 'none-such'" in capsys.readouterr().err
+    assert "the codec 'none-such' can't be used" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main(["archive", "drain", str(tmp_path / "no"), run, "--codec=zstd:level"])
     assert "a setting of a codec is KEY=VALUE, not 'level'" in capsys.readouterr().err

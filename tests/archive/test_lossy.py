@@ -279,7 +279,7 @@ def test_the_first_pattern_counts(store: pmstore.Store) -> None:
         ({1: LCDelta()}, TypeError, "patterns of names"),
         ({"": None}, TypeError, "patterns of names"),
         ({"w": 5}, TypeError, "codec is"),
-        ({"w": "no-such-codec"}, ValueError, "there is no codec"),
+        ({"w": "no-such-codec"}, ValueError, "the codec 'no-such-codec' can't be used"),
         ({"w": {"id": "pmstore.lcdelta", "bits": 77}}, ValueError, "bits"),
         ({"w": {"id": "quantize", "digits": 2, "dtype": "f4"}}, ValueError, "LCDelta"),
         ({"w": {"x": LCDelta()}}, TypeError, "codec is"),

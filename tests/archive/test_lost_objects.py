@@ -374,12 +374,20 @@ class Silent(Memory):
     def __init__(self) -> None:
         super().__init__()
         self.url = "silent"
+        self.asked = 0
+        self.back: Memory | None = None
 
     def get(self, name: str, at: int = 0, count: int | None = None) -> bytes:
-        raise pmstore.ArchiveUnavailableError("silent can't be reached")
+        return self._other().get(name, at, count)
 
     def list(self, folder: str) -> list[str]:
-        raise pmstore.ArchiveUnavailableError("silent can't be reached")
+        return self._other().list(folder)
+
+    def _other(self) -> Memory:
+        self.asked += 1
+        if self.back is None:
+            raise pmstore.ArchiveUnavailableError("silent can't be reached")
+        return self.back
 
 
 @pytest.mark.parametrize("first", [False, True])
@@ -393,3 +401,17 @@ def test_a_place_that_does_not_answer(first: bool, tmp_path: Path) -> None:
     assert {one.message.args[0].partition(":")[0] for one in told} == {"silent"}
     with pytest.raises(pmstore.ArchiveUnavailableError, match="silent can't be reached"):
         Archive(Sources([Silent(), Silent()]))
+
+
+def test_a_place_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:
+    """Each question may take minutes. When the index is read again, it is asked anew."""
+    place, silent = three(tmp_path / "store.pm"), Silent()
+    with pytest.warns(pmstore.ArchiveWarning, match="silent can't be reached"):
+        found = Archive(Sources([silent, place]))
+        asked = silent.asked
+        assert [found[version]["step"] for version in found] == [0, 1, 2] and found.tags == {}
+        assert silent.asked == asked
+        found.refresh()
+        assert silent.asked == asked + 1
+    silent.back, place.objects = Memory(dict(place.objects)), {}
+    assert found.refresh() == 3 and [found[version]["step"] for version in found] == [0, 1, 2]

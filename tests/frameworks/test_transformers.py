@@ -176,6 +176,19 @@ def test_what_can_not_be_kept_is_refused(options: dict[str, Any], message: str, 
         fit(tmp_path / "refused.pm", **options)
 
 
+class Endless(torch.utils.data.IterableDataset[Any]):
+    def __iter__(self) -> Any:
+        return iter([])
+
+
+def test_data_without_a_position_are_refused(tmp_path: Path) -> None:
+    arguments = TrainingArguments(output_dir=str(tmp_path / "out"), max_steps=3, report_to=[], disable_tqdm=True)
+    with pmstore.open(tmp_path / "refused.pm") as store:
+        trainer = Trainer(Net(), arguments, train_dataset=Endless(), callbacks=[GradLogCallback(store)])
+        with pytest.raises(ValueError, match="an IterableDataset: its position is not kept"):
+            trainer.train()
+
+
 def test_another_order_or_position_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="stopped here"):
         fit(tmp_path / "cut.pm", Stop(7))

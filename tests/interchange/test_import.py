@@ -110,6 +110,25 @@ def test_attributes_of_groups_without_names(format: str, store: pmstore.Store, t
         pmstore.load_into(store, path, names={"run/x": "y"})
 
 
+@pytest.mark.parametrize("format", ["zarr", "safetensors"])
+def test_attributes_without_names(format: str, store: pmstore.Store, tmp_path: Path) -> None:
+    path, texts = tmp_path / f"x.{format}", {"": "1", "a\0b": "2", "kept": "3"}
+    if format == "zarr":
+        file = zarr().open_group(path, mode="w")
+        file.create_array("x", data=np.arange(3)).attrs.update(texts)
+        file.attrs.update(texts)
+    else:
+        head = json.dumps({"__metadata__": texts, "x": {"dtype": "I64", "shape": [3], "data_offsets": [0, 24]}})
+        path.write_bytes(len(head).to_bytes(8, "little") + head.encode() + np.arange(3).tobytes())
+    with pytest.warns(UserWarning, match="left out: ") as told:
+        assert pmstore.load_into(store, path) == 1
+    owners = ["the file"] * 2 + ["'x'"] * 2 * (format == "zarr")
+    start = f"{path}: left out: an attribute of "
+    assert [str(one.message).removeprefix(start).partition(": the name")[0] for one in told] == owners
+    assert dict(store.attrs) == {"kept": "3"} and dict(store.attrs("x")) == ({"kept": "3"} if format == "zarr" else {})
+    assert store["x"].tolist() == [0, 1, 2]
+
+
 def test_consolidated_metadata_that_are_out_of_date(store: pmstore.Store, tmp_path: Path) -> None:
     library, path = zarr(), tmp_path / "x.zarr"
     root = library.open_group(path, mode="w", zarr_format=2)

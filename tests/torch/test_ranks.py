@@ -120,6 +120,36 @@ def sharded(rank: int, way: str) -> None:
         GradLog(model, torch.optim.SGD(model.parameters(), 0.1), store)
 
 
+def exchange(rank: int, port: int, path: str) -> None:
+    """One process, with tensors that can't be written."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=RANKS)
+    with pmstore.open(path, "r") as store:
+        for name in ("mapped", "copied"):
+            exchanged(rank, pmstore.torch.tensor(store, name))
+    torch.distributed.destroy_process_group()
+
+
+def exchanged(rank: int, x: torch.Tensor) -> None:
+    dist: Any = torch.distributed
+    parts = [torch.zeros(1024), torch.zeros(1024)]
+    for write in (
+        lambda: dist.broadcast(x, 0),
+        lambda: dist.all_reduce(x),
+        lambda: dist.reduce(x, 0),
+        lambda: dist.scatter(x, parts if rank == 0 else None),
+        lambda: dist.all_gather_into_tensor(x, torch.zeros(512)),
+        lambda: dist.all_to_all_single(x, parts[0]),
+        lambda: dist.recv(x, 1 - rank),
+    ):
+        with pytest.raises(pmstore.ReadOnlyStoreError, match="clone"):
+            write()
+    whole = torch.zeros(2048)
+    dist.all_gather_into_tensor(whole, x)
+    dist.all_gather(parts, x)
+    assert torch.equal(whole, torch.cat(parts)) and torch.equal(parts[1], x) and (x == 1).all()
+
+
 class Centred(Tied):
     """A buffer that differs on each rank, and that the loss depends on."""
 
@@ -230,6 +260,14 @@ def test_what_one_rank_can_not_keep_ends_all(bad: int) -> None:
 @pytest.mark.parametrize("way", ["module", "parameters"])
 def test_a_model_that_is_divided_among_the_ranks_is_refused(way: str) -> None:
     assert ended("shard", way) == [0, 0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="gloo on loopback")
+def test_collectives_write_to_no_tensor_that_can_not_be_written(tmp_path: Path) -> None:
+    with pmstore.open(tmp_path / "x.pm") as store:
+        store.create_array("mapped", 1024, "f4", fill_value=1.0, writeable=False)
+        store["copied"] = torch.ones(1024)
+    assert ended("exchange", str(tmp_path / "x.pm")) == [0, 0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo on loopback")

@@ -146,19 +146,19 @@ void pm_region_detach(pm_region *region, uint64_t offset)
 pm_status pm_region_leave_to_readers(pm_region *region, pm_store *store, uint64_t offset, uint64_t length,
                                      uint64_t sequence)
 {
-    size_t at = first_from(region, offset);
-    if (at == region->buffer_count || region->buffers[at]->offset != offset) {
-        pm_buffer *buffer = calloc(1, sizeof *buffer);
-        if (!buffer) return pm_fail(PM_NO_MEMORY, "no memory for a buffer");
-        *buffer = (pm_buffer){.store = store, .address = region->live + offset, .offset = offset, .length = length,
-                              .shared = true, .shown_until = sequence};
-        pm_status status = pm_region_add_buffer(region, buffer);
-        if (status != PM_OK) free(buffer);
-        return status;
+    bool covered = false;
+    for (size_t i = first_from(region, offset); i < region->buffer_count && region->buffers[i]->offset == offset; i++) {
+        region->buffers[i]->shared = true, region->buffers[i]->shown_until = sequence;
+        covered |= region->buffers[i]->length >= length; /* a part may be all that a reader of an earlier one mapped */
     }
-    for (; at < region->buffer_count && region->buffers[at]->offset == offset; at++)
-        region->buffers[at]->shared = true, region->buffers[at]->shown_until = sequence;
-    return PM_OK;
+    if (covered) return PM_OK;
+    pm_buffer *buffer = calloc(1, sizeof *buffer);
+    if (!buffer) return pm_fail(PM_NO_MEMORY, "no memory for a buffer");
+    *buffer = (pm_buffer){.store = store, .address = region->live + offset, .offset = offset, .length = length,
+                          .shared = true, .shown_until = sequence};
+    pm_status status = pm_region_add_buffer(region, buffer);
+    if (status != PM_OK) free(buffer);
+    return status;
 }
 
 pm_status pm_region_find_users(pm_region *region, pm_store *store)

@@ -115,6 +115,29 @@ def test_I9_arrays_that_were_deleted_before_the_writer_was_opened(open_store: Op
                 gc.collect()
 
 
+def test_I9_an_array_where_a_shorter_one_was_that_a_reader_asked_for(open_store: Open) -> None:
+    """The lock for the shorter one is still there when the writer is opened, and is all that the writer finds."""
+    writer = with_constant(open_store)
+    writer.create_array("z", 4 * N, "f8", fill_value=1.0, writeable=False)
+    writer.commit()
+    with open_store(mode="r") as early:
+        place = offset_of(writer, "x")
+        del writer["x"], writer["z"]
+        writer.commit()
+        writer.create_array("y", 4 * N, "f8", fill_value=2.0, writeable=False)
+        writer.commit()
+        assert offset_of(writer, "y") == place
+        writer.close()
+        with contextlib.suppress(pmstore.StaleSnapshotError):
+            early["x"]
+        with open_store(mode="r+", max_size=64 << 20) as writer, open_store(mode="r") as reader:
+            y = reader["y"]
+            del writer["y"]
+            writer.commit()
+            fill_space(writer, 20)
+            assert (y == 2).all()
+
+
 def test_I20_another_array_with_the_same_bytes_in_the_place_of_a_constant_one(open_store: Open) -> None:
     """It may change, so that it is not mapped for the constant one."""
     writer = with_constant(open_store)

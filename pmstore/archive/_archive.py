@@ -526,18 +526,20 @@ def _taken(url: str, name: str) -> ArchiveConflictError:
 
 
 def _refuse_taken(path: str) -> None:
-    refuse_taken(path, os.devnull, "the archive", "a version is restored to a new file")
+    refuse_taken(path, "", "the archive", "a version is restored to a new file")
 
 
 def _refuse_others(sources: Sources, about: Mapping[str, Any]) -> None:
     """All places are of one store."""
+    first = sources.url  # of those that tell
     for place in sources.places if len(sources.places) > 1 else ():
         try:
             lineage = about_of(Sources([place]))["lineage"]
         except (MissingObjectError, ArchiveDamagedError, ArchiveUnavailableError):  # as far as it tells
             continue
         if lineage != about["lineage"]:
-            raise ArchiveConflictError(f"{place.url} is not the archive of the same store as {sources.url}")
+            raise ArchiveConflictError(f"{place.url} is not the archive of the same store as {first}")
+        first = place.url
 
 
 def _room(entries: Entries) -> int | None:

@@ -287,8 +287,11 @@ def _imported(url: str) -> Any:
 
 
 def _not_installed(url: str, error: ImportError) -> ImportError:
-    text = f"{url} can't be used: {error}. pip install 'pmstore[archive]' installs fsspec"
-    if url.partition("://")[0] in ("s3", "s3a"):
+    text = f"{url} can't be used: {error}"
+    s3 = url.partition("://")[0] in ("s3", "s3a")
+    if s3 or (error.name or "").partition(".")[0] == "fsspec":
+        text += ". pip install 'pmstore[archive]' installs fsspec"
+    if s3:
         text += "; S3 needs s3fs, too: pip install s3fs"
     return ImportError(text, name=error.name)
 

@@ -26,7 +26,8 @@ static pm_status leave_to_readers(pm_store *store, const pm_entry *old)
     bool mapped = old->offset && old->flags & PM_ENTRY_FIXED && !pm_extent_is_small(old->length)
                   && pm_region_holds(&store->region, old->offset, old->length);
     if (!mapped || pm_uncommitted_find(store, old->offset)) return PM_OK;
-    return pm_region_leave_to_readers(&store->region, store, old->offset, old->length, store->log.sequence);
+    uint64_t size = pm_extent_size(old->length); /* a reader's check reads the hashes, too */
+    return pm_region_leave_to_readers(&store->region, store, old->offset, size, store->log.sequence);
 }
 
 /* Frees the extent of an entry that is gone already. If it can't be freed, it is damaged, or its neighbour in a list

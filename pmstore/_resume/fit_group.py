@@ -101,6 +101,8 @@ class FitGroup:
 
     def check_writable(self) -> None:
         """Raise ReadOnlyStoreError if the store is open for reading, ForkedStoreError in a fork of its process."""
+        if self.store.mode != "r":
+            return
         try:
             self.store._require_writable()
         except ReadOnlyStoreError as error:

@@ -138,6 +138,21 @@ def test_I9_an_array_where_a_shorter_one_was_that_a_reader_asked_for(open_store:
             assert (y == 2).all()
 
 
+def test_I9_the_hashes_of_an_array_that_a_reader_maps_keep_their_page(open_store: Open) -> None:
+    """They have a page of their own. A check of the snapshot reads them."""
+    with open_store(mode="x", max_size=64 << 20) as writer:
+        writer.create_array("x", 63 * 512, "f8", fill_value=3.0, writeable=False)
+        writer.commit()
+        with open_store(mode="r") as reader:
+            x = reader["x"]
+            del writer["x"]
+            writer.commit()
+            for i in range(20):
+                writer[f"y{i}"] = np.full(512 * (1 + i % 4), 7.0)
+                writer.commit()
+            assert reader.check().ok and (x == 3).all()
+
+
 def test_I20_another_array_with_the_same_bytes_in_the_place_of_a_constant_one(open_store: Open) -> None:
     """It may change, so that it is not mapped for the constant one."""
     writer = with_constant(open_store)

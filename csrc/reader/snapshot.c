@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <unistd.h>
 
 #include "base/address.h"
@@ -12,7 +13,7 @@
 #include "reader/parts.h"
 #include "space/region_fork.h"
 
-#define TRIAL_BYTES ((INT64_C(15) << 59)) /* behind the bytes of readers */
+#define TRIAL_BYTES (INT64_C(15) << 59) /* 2^58 of them, behind those of readers */
 
 pm_status pm_snapshot_new(const pm_pages *t, int fd, pm_snapshot **out)
 {
@@ -255,9 +256,12 @@ pm_status pm_snapshot_load(const pm_snapshot *snapshot, uint64_t extent, uint64_
 static bool mapping_keeps_lock(int fd, int locked)
 {
     char name[32];
+    uint64_t number; /* one that no other trial has: its lock would count as this one's */
+    if (getrandom(&number, sizeof number, 0) != sizeof number) return false;
+    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = TRIAL_BYTES + (int64_t)(number >> 6),
+                         .l_len = 1};
     snprintf(name, sizeof name, "/proc/self/fd/%d", locked);
     int trial = open(name, O_RDONLY | O_CLOEXEC);
-    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = TRIAL_BYTES + getpid(), .l_len = 1};
     if (trial < 0) return false;
     void *kept = fcntl(trial, F_OFD_SETLK, &lock) ? MAP_FAILED : mmap(NULL, PM_PAGE, PROT_NONE, MAP_SHARED, trial, 0);
     close(trial);

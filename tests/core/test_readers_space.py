@@ -9,6 +9,7 @@ import os
 import re
 import stat
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -254,6 +255,24 @@ def test_I9_where_a_mapping_keeps_no_lock_arrays_are_copied(overlay: Path) -> No
         writer.commit()
         fill_space(writer)
         assert (x == 1).all()
+
+
+def test_I9_threads_that_find_out_at_once_whether_a_mapping_keeps_a_lock(overlay: Path) -> None:
+    with with_constant(at(overlay)) as writer:
+
+        def held(_: int) -> list[Any]:
+            found = []
+            for _ in range(60):
+                with pmstore.open(writer.path, "r") as reader:
+                    found.append(reader["x"])
+            return found
+
+        with ThreadPoolExecutor(4) as pool:
+            found = [x for some in pool.map(held, range(4)) for x in some]
+        del writer["x"]
+        writer.commit()
+        fill_space(writer)
+        assert all((x == 1).all() for x in found)
 
 
 def mappings(path: str) -> int:

@@ -7,6 +7,8 @@
 
 #include "reader/pages.h"
 
+enum { PM_LOCKED_RANGES = 64 }; /* each lock of a file costs all its readers, and the process that writes */
+
 /* See reader/snapshot.h. */
 struct pm_snapshot {
     int fd, copy; /* of the store's file, and of the memory file */
@@ -19,7 +21,9 @@ struct pm_snapshot {
     size_t seen;      /* so many of the wanted extents are there */
     bool written;     /* a process was writing the store */
     uint64_t file_size, log_size, log_used, records;
-    int locked;       /* the file again, with a lock that keeps the space of constant extents; -1: not yet */
+    int locked;       /* the file again, with locks that keep the space of constant extents; -1: not yet */
+    struct { uint64_t from, to; } ranges[PM_LOCKED_RANGES]; /* pages that it has locked, in order */
+    unsigned range_count;
 };
 
 /* Bytes of an extent. */

@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <unistd.h>
@@ -290,11 +291,34 @@ static pm_status open_locked(pm_snapshot *snapshot)
     return PM_OK;
 }
 
-static pm_status lock_pages(pm_snapshot *snapshot, uint64_t page, uint64_t count)
+/* Notes pages to be locked. They become those of one range with what they touch, or, if there would be too many ranges,
+ * with the nearest one: more may be locked than is mapped. */
+static void note_range(pm_snapshot *snapshot, uint64_t *from, uint64_t *to)
+{
+    unsigned count = snapshot->range_count, first = 0, end;
+    while (first < count && snapshot->ranges[first].to < *from) first++;
+    for (end = first; end < count && snapshot->ranges[end].from <= *to; end++) continue;
+    if (first == end && count == PM_LOCKED_RANGES) {
+        uint64_t before = first ? *from - snapshot->ranges[first - 1].to : UINT64_MAX;
+        uint64_t behind = first < count ? snapshot->ranges[first].from - *to : UINT64_MAX;
+        if (before < behind) first--;
+        else end++;
+    }
+    if (first < end) {
+        if (snapshot->ranges[first].from < *from) *from = snapshot->ranges[first].from;
+        if (snapshot->ranges[end - 1].to > *to) *to = snapshot->ranges[end - 1].to;
+    }
+    memmove(&snapshot->ranges[first + 1], &snapshot->ranges[end], (count - end) * sizeof *snapshot->ranges);
+    snapshot->ranges[first].from = *from, snapshot->ranges[first].to = *to;
+    snapshot->range_count = count - (end - first) + 1;
+}
+
+static pm_status lock_pages(pm_snapshot *snapshot, uint64_t from, uint64_t to)
 {
     if (snapshot->locked < 0) PM_TRY(open_locked(snapshot));
-    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = pm_region_fork_reader_byte(page),
-                         .l_len = (int64_t)count};
+    note_range(snapshot, &from, &to);
+    struct flock lock = {.l_type = F_RDLCK, .l_whence = SEEK_SET, .l_start = pm_region_fork_reader_byte(from),
+                         .l_len = (int64_t)(to - from)};
     if (fcntl(snapshot->locked, F_OFD_SETLK, &lock)) return pm_fail(PM_STALE, "this file system gives no locks");
     return PM_OK;
 }
@@ -321,7 +345,7 @@ pm_status pm_snapshot_map(pm_snapshot *snapshot, uint64_t extent, uint64_t lengt
     pm_contents p = pm_contents_of(snapshot, extent, length, 0, length);
     PM_TRY(pm_contents_valid(snapshot, &p));
     uint64_t size = pm_extent_pages(length) * PM_PAGE;
-    PM_TRY(lock_pages(snapshot, p.place / PM_PAGE, size / PM_PAGE));
+    PM_TRY(lock_pages(snapshot, p.place / PM_PAGE, (p.place + size) / PM_PAGE));
     PM_TRY(is_there(snapshot, extent, &p));
     if (mmap(address, size, PROT_READ, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, snapshot->locked,
              (off_t)(PM_REGION_START + p.place)) == MAP_FAILED)

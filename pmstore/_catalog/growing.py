@@ -418,12 +418,12 @@ def _unfreeze(catalog: Catalog, offset: int, made: int) -> None:
 
 def thaw(catalog: Catalog) -> None:
     """Makes arrays whose rows a rollback has brought back writeable again, and those read-only that show rows which it
-    has taken away. All of them are read-only in a store that has failed."""
+    has taken away. All of them are read-only in a store that has failed, or whose names can't be read."""
     grown = catalog.grown
     if grown.frozen or grown.made:
         try:
             offsets = {row.entry.offset for row in catalog.core.scan(NAME_PREFIX)}
-        except FailedStoreError:
+        except (FailedStoreError, *UNSOUND):
             offsets = set()
         for sequence, offset, found in grown.frozen:
             array = found()

@@ -154,6 +154,41 @@ def test_I9_the_hashes_of_an_array_that_a_reader_maps_keep_their_page(open_store
             assert reader.check().ok and (x == 3).all()
 
 
+def test_I9_a_reader_of_many_arrays_has_few_locks(open_store: Open) -> None:
+    """Each lock costs all that use the file. Of many arrays, it locks what lies between, too."""
+    count = 150
+    with open_store(mode="x", max_size=64 << 20) as writer:
+        for i in range(count):
+            writer.create_array(f"x{i}", 600, "f8", fill_value=float(i), writeable=False)
+            writer[f"between{i}"] = np.zeros(600 + 512 * (i % 3))
+        writer.commit()
+        places = {offset_of(writer, f"x{i}") for i in range(count)}
+        with open_store(mode="r") as reader:
+            order = np.random.default_rng(3).permutation(count)
+            held = {i: reader[f"x{i}"] for i in order}
+            inode = f":{os.stat(writer.path).st_ino} "
+            locks = [line for line in Path("/proc/locks").read_text().splitlines() if inode in line and "READ" in line]
+            assert 64 <= len(locks) < 80
+            for i in range(count):
+                del writer[f"x{i}"]
+            writer.commit()
+            for opened in range(2):
+                for i in range(80):
+                    writer[f"new{opened}/{i}"] = np.full(600, 7.0)
+                    writer.commit()
+                    assert offset_of(writer, f"new{opened}/{i}") not in places
+                assert all((x == i).all() for i, x in held.items())
+                writer.close()
+                writer = open_store(mode="r+", max_size=64 << 20)
+            held.clear()
+        gc.collect()
+        for i in range(count):
+            writer[f"last/{i}"] = np.full(600, 7.0)
+            writer.commit()
+        assert places & {offset_of(writer, f"last/{i}") for i in range(count)}
+        writer.close()
+
+
 def test_I20_another_array_with_the_same_bytes_in_the_place_of_a_constant_one(open_store: Open) -> None:
     """It may change, so that it is not mapped for the constant one."""
     writer = with_constant(open_store)

@@ -463,3 +463,21 @@ def test_an_interrupt_at_any_moment(store: pmstore.Store, change: str, count: in
         del store["x"]
         store.commit()
     assert at > 20
+
+
+def test_a_rollback_of_a_move_where_names_can_not_be_read(
+    store: pmstore.Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = store.create_array("log", (0, 7), "i8", maxshape=(None, 7))
+    store.commit()
+
+    def unreadable(*_: Any) -> Any:
+        raise pmstore.CorruptStoreError("the metadata are damaged")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(type(store._catalog.core), "scan", unreadable)
+        with pytest.raises(ZeroDivisionError), store.transaction():
+            moved = store.append("log", np.ones((1000, 7), "i8"))
+            raise ZeroDivisionError
+    assert not moved.flags.writeable and not before.flags.writeable
+    assert store["log"].shape == (0, 7)

@@ -17,7 +17,7 @@ from pmstore._errors import CorruptStoreError, FingerprintMismatchError
 from pmstore._store.mapping import NameMapping
 from pmstore._values.values import encode
 from pmstore.torch._modules import ANOTHER, in_memory, ordered
-from pmstore.torch._rest import like_mapping
+from pmstore.torch._rest import like_mapping, plain, restore
 from pmstore.torch._tensors import tensor_of
 
 __all__ = ["OptimizerTensors", "given_state", "stored_state"]
@@ -25,6 +25,7 @@ __all__ = ["OptimizerTensors", "given_state", "stored_state"]
 _CONSTANT = frozenset({int, float, bool, str, type(None)})
 CLASS, GROUPS, HYPERPARAMETERS, VALUES = "class", "parameters", "hyperparameters", "values"
 OWN = "state"  # that of no parameter, such as a count of steps
+_TENSOR = "torch.Tensor"  # the one key of the dict that stands for a tensor inside of a state
 
 
 class OptimizerTensors:
@@ -239,7 +240,9 @@ def _differs(text: str) -> FingerprintMismatchError:
 
 
 def stored_state(state: Any) -> Any:
-    """A state_dict as a value that a store can keep: subclasses of dict become dicts."""
+    """A state_dict as a value that a store can keep: subclasses of dict become dicts, and tensors their bytes."""
+    if isinstance(state, torch.Tensor):
+        return {_TENSOR: plain(state, "a tensor")}
     if isinstance(state, dict):
         return {name: stored_state(value) for name, value in state.items()}
     if type(state) in (list, tuple):
@@ -249,6 +252,8 @@ def stored_state(state: Any) -> Any:
 
 def given_state(stored: Any, now: Any) -> Any:
     """The opposite of it. now: the state_dict that the object has, for the types."""
+    if isinstance(stored, dict) and stored.keys() == {_TENSOR}:
+        return restore(stored[_TENSOR], now)
     if isinstance(stored, dict) and isinstance(now, dict):
         return like_mapping({name: given_state(value, now.get(name)) for name, value in stored.items()}, now)
     if type(stored) in (list, tuple) and type(now) is type(stored) and len(now) == len(stored):

@@ -496,3 +496,26 @@ def test_a_buffer_that_becomes_its_own_transpose_is_stored(tmp_path: Path) -> No
         module.square.data = module.square.data.t()
         store.commit()
         assert store["module/square"].tolist() == module.square.tolist() == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+
+
+def test_a_scheduler_of_a_rate_that_is_a_tensor(tmp_path: Path) -> None:
+    """Its state has tensors in lists. An average of the weights has them in a dict."""
+
+    def train(path: Path, until: int) -> Any:
+        module, _ = build()
+        optimizer = torch.optim.Adam(module.parameters(), torch.tensor(0.01), foreach=False)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 2, 0.5)
+        average = torch.optim.swa_utils.AveragedModel(module)
+        with pmstore.open(path) as store:
+            persist(module, optimizer, store, also={"scheduler": scheduler, "average": average})
+            for number in range(store.get("done", 0), until):
+                with store.transaction():
+                    step(module, optimizer, number)
+                    scheduler.step()
+                    average.update_parameters(module)
+                    store["done"] = number + 1
+            assert isinstance(scheduler.state_dict()["base_lrs"][0], torch.Tensor)
+            return contents(module, optimizer), contents(average, None), repr(scheduler.state_dict())
+
+    train(tmp_path / "cut.pm", 3)
+    assert train(tmp_path / "cut.pm", 7) == train(tmp_path / "whole.pm", 7)

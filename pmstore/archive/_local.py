@@ -36,7 +36,8 @@ class LocalPlace(Place):
     of writers that died are deleted before the first object that goes into their folder: their locks are free.
 
     A folder that goes away, or is exchanged, while the place is in use makes writes fail: a disk that was unmounted
-    must not make them land on the disk below.
+    must not make them land on the disk below. A disk may come back under another device number: it has the object that
+    the place wrote last.
     """
 
     near = True
@@ -44,6 +45,7 @@ class LocalPlace(Place):
     def __init__(self, path: str) -> None:
         self.url = self._root = os.path.abspath(path)
         self._identity: tuple[int, int] | None = None
+        self._last: tuple[str, tuple[int, ...]] | None = None  # the newest object: its path, and what it is
         self._ready: set[str] = set()
 
     def put(self, name: str, data: Sequence[Buffer]) -> None:
@@ -228,12 +230,17 @@ class LocalPlace(Place):
                 raise
             finally:
                 os.close(fd)
+            seen = _file(path)
+            self._last = None if seen is None else (path, seen)
             _sync_folder(folder)  # durable: the name → then: the caller relies on it
 
     def _prepare(self, folder: str) -> None:
         """Make the folder exist durably, without the leftovers of dead writers."""
         if self._identity is not None and _identity(self._root) != self._identity:
-            raise OSError(errno.ENOENT, "the folder has gone, or another one has taken its place")
+            if self._last is None or _file(self._last[0]) != self._last[1]:
+                raise OSError(errno.ENOENT, "the folder has gone, or another one has taken its place")
+            self._identity = _identity(self._root)
+            self._ready.clear()
         if folder in self._ready:
             return
         if self._identity is None:
@@ -254,6 +261,15 @@ def _identity(path: str) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return status.st_dev, status.st_ino
+
+
+def _file(path: str) -> tuple[int, ...] | None:
+    """What tells a file from others, whichever device it is on; None if there is none."""
+    try:
+        status = os.stat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _make(folder: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import shutil
 import threading
 import warnings
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 
 import pmstore
 from pmstore import archive
-from pmstore.archive import _begin, _drain, _steps
+from pmstore.archive import _begin, _drain, _local, _steps
 from pmstore.archive._archive import Archive
 from pmstore.archive._codecs import Chain
 from pmstore.archive._objects import LocalPlace
@@ -422,6 +423,30 @@ def test_a_place_that_was_emptied(tmp_path: Path) -> None:
             archived(steps)
     found = Archive(Sources([place]))
     assert found[found.latest]["x"] == 2
+
+
+def test_a_disk_that_comes_back_under_another_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, away, identity = tmp_path / "place", tmp_path / "away", _local._identity
+    place = LocalPlace(str(folder))
+    place.put("parts/a", [b"1"])
+
+    def renumbered(path: str) -> Any:
+        found = identity(path)
+        return found and (found[0] + 1, found[1])
+
+    monkeypatch.setattr(_local, "_identity", renumbered)
+    place.put("parts/b", [b"2"])
+    folder.rename(away)
+    folder.mkdir()
+    for _ in range(2):  # an empty folder, as below a mount point, and a copy
+        with pytest.raises(pmstore.ArchiveUnavailableError, match="another one has taken its place"):
+            place.put("parts/c", [b"3"])
+        shutil.rmtree(folder)
+        shutil.copytree(away, folder)
+    shutil.rmtree(folder)
+    away.rename(folder)
+    place.put("parts/c", [b"3"])
+    assert place.list("parts") == ["a", "b", "c"]
 
 
 @pytest.mark.parametrize("other", [False, True])

@@ -225,7 +225,7 @@ class FsspecPlace(Place):
         except (TypeError, AttributeError, NameError, LookupError, ArithmeticError, AssertionError, MemoryError):
             raise
         except Exception as error:
-            if self._protocol not in _WHOLE:
+            if self._protocol not in _WHOLE and not isinstance(error, PermissionError):
                 self._pid = -1  # a connection, as of sftp, may be gone for good: the next call makes another one
             raise self._unavailable(name, doing, error) from error
 

@@ -369,10 +369,19 @@ class IndexWriter:
             by = _about_token(place, self._token).get("by")
         except ArchiveDamagedError:  # it is the newest, and therefore ours
             by = self._about["by"]
-        there = Segment.current(place.list("index"))
-        if by != self._about["by"] or (there[-1].last if there else 0) < self.index.last:
+        if by != self._about["by"] or not self._has_newest(place):
             self.require_newest(place)  # a newer writer deletes older tokens
             raise self._emptied()
+
+    def _has_newest(self, place: Place) -> bool:
+        """Whether the place has the newest flush: in its list, which may be that of a moment ago, or as an object."""
+        there = Segment.current(place.list("index"))
+        if (there[-1].last if there else 0) >= self.index.last:
+            return True
+        try:
+            return place.size(self.index.segments[-1][0].name) >= 0
+        except MissingObjectError:
+            return False
 
     def _emptied(self) -> ArchiveDamagedError:
         return ArchiveDamagedError(

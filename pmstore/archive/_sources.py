@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import contextlib
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -55,18 +54,18 @@ class Sources:
 
         Raises MissingObjectError if no place has the object, else the error of the first place that lacks it whole.
         """
-        first: Exception | None = None
+        errors: dict[Place, Exception] = {}
         for number, place in enumerate(self._in_order()):
             try:
                 found = check(place.get(name, at, count))
             except (MissingObjectError, ShortObjectError, ArchiveDamagedError, ArchiveUnavailableError) as error:
-                if first is None or isinstance(first, MissingObjectError):
-                    first = error
+                errors[place] = error
                 if number + 1 < len(self.places) and not isinstance(error, MissingObjectError):
                     self._tell(place, name, error)
                 continue
             return found
-        assert first is not None
+        lacking = [errors[place] for place in self.places]
+        first = next((error for error in lacking if not isinstance(error, MissingObjectError)), lacking[0])
         raise ArchiveDamagedError(str(first)) if isinstance(first, ShortObjectError) else first
 
     def index(self, known: Sequence[Index | None]) -> builtins.list[Index | None]:
@@ -110,8 +109,12 @@ class Sources:
         """Bytes of an object, in the first place that has it. Raises MissingObjectError."""
         *others, last = self._in_order()
         for place in others:
-            with contextlib.suppress(MissingObjectError, ArchiveDamagedError, ArchiveUnavailableError):
+            try:
                 return place.size(name)
+            except (MissingObjectError, ArchiveDamagedError):
+                pass
+            except ArchiveUnavailableError:
+                self._away.add(place)
         return last.size(name)
 
     def _in_order(self) -> builtins.list[Place]:

@@ -63,7 +63,10 @@ def inner(model: torch.nn.Module) -> torch.nn.Module:
 def has_own_buffers(model: torch.nn.Module) -> bool:
     """Whether the buffers of a rank may differ from those of rank 0, which DistributedDataParallel gives to all ranks
     at each forward unless told not to."""
-    return not any(isinstance(one, DistributedDataParallel) and one.broadcast_buffers for one in _unwrapped(model))
+    return not any(
+        isinstance(one, DistributedDataParallel) and one.broadcast_buffers and not one.parameters_to_ignore
+        for one in _unwrapped(model)
+    )
 
 
 def _unwrapped(model: torch.nn.Module) -> Iterator[torch.nn.Module]:

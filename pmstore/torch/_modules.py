@@ -152,16 +152,19 @@ class ModuleTensors:
     def check(self, *, take_buffers: bool) -> None:
         """Raises DetachedError if the module has other tensors now. take_buffers: copy the elements of buffers that
         were replaced into the store."""
+        replaced = []
         for place, where in zip(self._places, self._where):
             now = place.owner.get(place.name)
-            if now is place.tensor and _where(now) == where:
+            if now is place.tensor and _is_at(now, where):
                 continue
             kept = self._view(place)
             if place.is_parameter or now is None or not _like(now, kept):
                 raise DetachedError(_moved(place, now, kept))
             if take_buffers:
-                kept.copy_(now.clone() if now.data_ptr() == where[0] else now)  # it may be its own transpose
-                self._put_back(place, where)
+                replaced.append((place, where, kept, now.clone()))  # it may be a view of this buffer or of another one
+        for place, where, kept, now in replaced:
+            kept.copy_(now)
+            self._put_back(place, where)
         for owner, count in self._counts:
             if len(owner.names()) != count:
                 raise DetachedError(f"the module has other tensors than at persist, which the store lacks{_WHEN}")
@@ -193,7 +196,7 @@ class ModuleTensors:
         return tensor_of(self._stored[self.arrays[place.key]])
 
     def _put_back(self, place: _Place, where: Any) -> None:
-        if _where(place.tensor) != where:
+        if not _is_at(place.tensor, where):
             place.tensor.data = self._view(place)
         place.owner[place.name] = place.tensor
 
@@ -203,7 +206,18 @@ _WHEN = ". Change a module before persist; a changed one needs a group of its ow
 
 def _where(tensor: torch.Tensor) -> Any:
     """The memory of a tensor, and how its elements lie in it."""
-    return tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype
+    return tensor.data_ptr(), tensor.shape, tensor.dtype, tensor.stride()
+
+
+def _is_at(tensor: torch.Tensor, where: Any) -> bool:
+    """Whether its memory and its elements are there. Strides of axes that are not walked mean nothing."""
+    now = _where(tensor)
+    if now == where:
+        return True
+    *mine, strides = now
+    *theirs, others = where
+    walked = zip(tensor.shape, strides, others)
+    return mine == theirs and (not tensor.numel() or all(one == other or n < 2 for n, one, other in walked))
 
 
 def _like(tensor: torch.Tensor, kept: torch.Tensor) -> bool:

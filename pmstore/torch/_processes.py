@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.multiprocessing.reductions as reductions
 
-from pmstore._store import store as stores
+from pmstore._store.store import Store, open_stores
 from pmstore._values.array import Array
 from pmstore._values.tensors import array_of_tensor
 from pmstore.torch._tensors import ReadOnlyTensor, tensor_of
@@ -43,8 +43,21 @@ def _is_stored(storage: torch.UntypedStorage) -> bool:
     if storage.device.type != "cpu" or not storage.nbytes():
         return False
     memory = storage.data_ptr(), storage.nbytes()
-    return any(store._holds(memory) for store in list(stores.open_stores))
+    return any(store._holds(memory) for store in _open_stores())
+
+
+def _open_stores() -> list[Store]:
+    while True:
+        try:
+            return list(open_stores)
+        except RuntimeError:  # another thread has opened one meanwhile
+            continue
 
 
 def _reduce_read_only(tensor: ReadOnlyTensor) -> Any:
-    return tensor_of, (array_of_tensor(tensor.clone()),)
+    return _copied, (array_of_tensor(tensor.clone()), tensor.requires_grad, getattr(tensor, "_is_param", False))
+
+
+def _copied(array: Array, requires_grad: bool, is_parameter: bool) -> torch.Tensor:
+    copy = tensor_of(array)
+    return torch.nn.Parameter(copy, requires_grad) if is_parameter else copy.requires_grad_(requires_grad)

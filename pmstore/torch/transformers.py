@@ -129,7 +129,7 @@ class GradLogCallback(TrainerCallback):
         _check(args, scheduler)
         self.close()
         optimizer = getattr(given["optimizer"], "optimizer", given["optimizer"])
-        if isinstance(given["train_dataloader"].dataset, IterableDataset):
+        if isinstance(getattr(given["train_dataloader"], "dataset", None), IterableDataset):
             raise ValueError("GradLogCallback can't keep a training with an IterableDataset: its position is not kept")
         batches = len(given["train_dataloader"])
         self._order = _Order(args, batches)

@@ -425,6 +425,25 @@ def test_a_place_that_was_emptied(tmp_path: Path) -> None:
     assert found[found.latest]["x"] == 2
 
 
+class Slow(Memory):
+    """A place whose lists lack the newest object of the index, as those of some caches do."""
+
+    def list(self, folder: str) -> list[str]:
+        found = super().list(folder)
+        return found[:-1] if folder == "index" and len(found) > 1 else found
+
+
+def test_a_list_of_a_moment_ago_ends_no_drain(tmp_path: Path) -> None:
+    place = Slow()
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, place) as steps:
+        for number in range(6):
+            store["x"] = number
+            store.commit()
+            archived(steps)
+    found = Archive(Sources([Memory(place.objects)]))
+    assert found.verify().ok and [found[version]["x"] for version in found] == list(range(6))
+
+
 def test_a_disk_that_comes_back_under_another_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder, away, identity = tmp_path / "place", tmp_path / "away", _local._identity
     place = LocalPlace(str(folder))

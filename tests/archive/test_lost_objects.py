@@ -403,6 +403,18 @@ def test_a_place_that_does_not_answer(first: bool, tmp_path: Path) -> None:
         Archive(Sources([Silent(), Silent()]))
 
 
+def test_a_place_that_does_not_answer_may_have_what_is_damaged_elsewhere(tmp_path: Path) -> None:
+    place, silent = three(tmp_path / "store.pm"), Silent()
+    silent.back = Memory(dict(place.objects))
+    found = Archive(Sources([silent, place]))
+    silent.back = None
+    for part in place.parts:
+        place.damage(part, 0, 40)
+    with pytest.warns(pmstore.ArchiveWarning), pytest.raises(pmstore.ArchiveUnavailableError, match="silent"):
+        found.restore(tmp_path / "restored.pm")
+    assert not (tmp_path / "restored.pm").exists()
+
+
 def test_a_place_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:
     """Each question may take minutes. When the index is read again, it is asked anew."""
     place, silent = three(tmp_path / "store.pm"), Silent()

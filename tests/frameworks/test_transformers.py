@@ -189,6 +189,30 @@ def test_data_without_a_position_are_refused(tmp_path: Path) -> None:
             trainer.train()
 
 
+class Batches:
+    """All that the Trainer asks of a DataLoader."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self._batches = batches
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __iter__(self) -> Any:
+        return iter(self._batches)
+
+
+def test_a_loader_without_a_dataset(tmp_path: Path) -> None:
+    loader = Batches([{"x": torch.full((2, 6), float(n)), "labels": torch.tensor([0, 1])} for n in range(3)])
+    arguments = TrainingArguments(output_dir=str(tmp_path / "out"), max_steps=3, report_to=[], disable_tqdm=True)
+    with pmstore.open(tmp_path / "x.pm") as store:
+        log = GradLogCallback(store)
+        trainer = Trainer(Net(), arguments, train_dataset=[1], callbacks=[log])
+        trainer.get_train_dataloader = lambda: loader  # type: ignore[method-assign]
+        trainer.train()
+        assert len(pmstore.history(store, "training")["objective"]) == 3
+
+
 def test_another_order_or_position_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="stopped here"):
         fit(tmp_path / "cut.pm", Stop(7))

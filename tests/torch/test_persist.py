@@ -519,3 +519,29 @@ def test_a_scheduler_of_a_rate_that_is_a_tensor(tmp_path: Path) -> None:
 
     train(tmp_path / "cut.pm", 3)
     assert train(tmp_path / "cut.pm", 7) == train(tmp_path / "whole.pm", 7)
+
+
+def test_buffers_that_become_each_other_are_stored(tmp_path: Path) -> None:
+    module = torch.nn.Module()
+    for number, name in enumerate("abc"):
+        module.register_buffer(name, torch.full((2,), float(number)))
+    with pmstore.open(tmp_path / "x.pm") as store:
+        persist(module, None, store)
+        for number in range(3, 6):
+            module.c, module.b, module.a = module.b, module.a, torch.full((2,), float(number))
+            store.commit()
+        module.a, module.b = module.b, module.a
+        store.commit()
+    with pmstore.open(tmp_path / "x.pm", "r") as store:
+        assert [store[f"module/{name}"].tolist() for name in "abc"] == [[4, 4], [5, 5], [3, 3]]
+
+
+def test_strides_that_mean_nothing_are_not_compared(tmp_path: Path) -> None:
+    module = torch.nn.Sequential(torch.nn.Linear(1, 4), torch.nn.Linear(3, 1))
+    with pmstore.open(tmp_path / "x.pm") as store:
+        persist(module, None, store)
+        for part, strides in zip(module, ((1, 4), (1, 1))):
+            part.weight.data = part.weight.data.as_strided(part.weight.shape, strides)
+            with torch.no_grad(), store.transaction():
+                part.weight.fill_(7)
+        assert (store["module/0.weight"] == 7).all() and (store["module/1.weight"] == 7).all()

@@ -83,6 +83,11 @@ def test_a_tensor_that_can_not_be_written_arrives_as_a_copy(store: pmstore.Store
             copy = sent(x)
             assert type(x) is pmstore.torch.ReadOnlyTensor and type(copy) is torch.Tensor
             assert copy.dtype == x.dtype and torch.equal(copy, x) and bool((copy.add_(1) != x).all())
+        x = pmstore.torch.tensor(look, "x")
+        for one in (x, x.requires_grad_(), torch.nn.Parameter(x, False), torch.nn.Parameter(x)):
+            copy = sent(one)
+            assert copy.requires_grad == one.requires_grad and torch.equal(copy, x)
+            assert isinstance(copy, torch.nn.Parameter) == isinstance(one, torch.nn.Parameter)
 
 
 def test_a_training_whose_state_was_sent_is_stored(tmp_path: Path) -> None:

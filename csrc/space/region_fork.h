@@ -17,7 +17,8 @@
  * alone that a living child may see.
  *
  * A reader (reader/snapshot.h) that maps a constant array locks a byte for each of its pages in the same way, before it
- * asks whether the array is still there. So nothing but what it maps is kept for it, by later openings, too.
+ * asks whether the array is still there. So what it maps is kept for it, by later openings, too. If that is many
+ * ranges, it locks what lies between some of them as well.
  */
 #ifndef PM_REGION_FORK_H
 #define PM_REGION_FORK_H

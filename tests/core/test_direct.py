@@ -13,6 +13,7 @@ import pytest
 import pmstore
 from pmstore._core import lib
 from pmstore.testing._store.recording import Recorder
+from tests.support.crashes import assert_survives, record
 from tests.support.images import PAGE
 from tests.support.places import offset_of
 
@@ -59,3 +60,33 @@ def test_fill_values_of_any_size(open_store: Any, size: int, count: int) -> None
     del x
     assert sound(store)
     assert store["x"].tobytes() == value.tobytes() * count
+
+
+def scattered(store: pmstore.Store) -> None:
+    """The last commit has new arrays in 80 places apart from each other: more ranges than the medium lists. Other pages
+    are not written back yet."""
+    for i in range(200):
+        store[f"x{i}"] = np.full(600, float(i))
+    store.commit()
+    store["rest"] = np.zeros(1 << 18)
+    store.commit()
+    for name in ["rest", *(f"x{i}" for i in range(0, 200, 2))]:
+        del store[name]
+    store.commit()
+    for step in range(3):  # the log becomes large enough, and is emptied once
+        if step == 2:
+            store._catalog.core.checkpoint()
+        for i in range(1, 200, 2):
+            store[f"x{i}"][:] += 1
+        store.commit()
+    for i in range(80):
+        store[f"y{i}"] = np.full(600, -1.0 - i)
+    store.commit()
+
+
+def test_more_ranges_than_the_medium_lists_are_all_durable_before_the_record(tmp_path: Path) -> None:
+    recording = record(tmp_path / "store.pm", "file", scattered)
+    kinds = [recording.event(number).kind for number in range(len(recording))]
+    last = len(kinds) - kinds[::-1].index(lib.PM_EVENT_COMMIT_BEGIN)
+    assert lib.PM_EVENT_SYNC in kinds[last:] and lib.PM_EVENT_SYNC_RANGE not in kinds[last:]
+    assert_survives(recording, budget=60)

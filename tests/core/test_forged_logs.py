@@ -255,7 +255,7 @@ def broken(forged: Forged, how: int | str) -> Item:
     """An extent that lacks its hash, or has a wrong byte at this place."""
     item = extent(forged.image, forged.at + 6 * PAGE, b"d" * 8200)
     if isinstance(how, str):
-        return item._replace(data=b"!" + item.data[1:])
+        return item._replace(data=bytes([item.data[0] ^ 1]) + item.data[1:])
     flip(forged.image, REGION + item.offset + how)
     return item
 

@@ -238,6 +238,7 @@ class OwnAttributes(Attributes):
 
 
 def check_attribute_name(name: object) -> None:
+    """Raise TypeError or InvalidNameError unless an attribute can have this name."""
     if not isinstance(name, str):
         raise TypeError(f"the name of an attribute is a str, not {type(name).__name__}: {name!r:.80}")
     try:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.multiprocessing.reductions as reductions
 
-from pmstore._store.store import Store, open_stores
+from pmstore._store import store as stores  # whose set of open ones is another object after a fork
 from pmstore._values.array import Array
 from pmstore._values.tensors import array_of_tensor
 from pmstore.torch._tensors import ReadOnlyTensor, tensor_of
@@ -46,10 +46,10 @@ def _is_stored(storage: torch.UntypedStorage) -> bool:
     return any(store._holds(memory) for store in _open_stores())
 
 
-def _open_stores() -> list[Store]:
+def _open_stores() -> list[stores.Store]:
     while True:
         try:
-            return list(open_stores)
+            return list(stores.open_stores)
         except RuntimeError:  # another thread has opened one meanwhile
             continue
 

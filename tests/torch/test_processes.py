@@ -15,6 +15,7 @@ import torch
 import pmstore
 import pmstore.torch
 from pmstore.torch import persist
+from tests.conftest import run_in_fork
 from tests.torch.nets import Net, build, contents, step, trained
 
 
@@ -63,6 +64,19 @@ def test_a_tensor_that_was_sent_is_in_its_store_as_before(store: pmstore.Store, 
     store.close()
     with pmstore.open(tmp_path / "x.pm", "r") as look:
         assert sum(int((pmstore.torch.tensor(look, name) == one + 1).sum()) for name, one in before.items()) == changed
+
+
+def in_a_child(path: Path) -> None:
+    with pmstore.open(path) as store:
+        store["x"] = torch.zeros(3)
+        x = pmstore.torch.tensor(store, "x")
+        assert torch.equal(sent(x), x)
+        x.fill_(1)
+        assert store["x"].tolist() == [1, 1, 1]
+
+
+def test_a_store_that_a_forked_process_opens_keeps_its_tensors(tmp_path: Path) -> None:
+    run_in_fork(in_a_child, tmp_path / "child.pm")
 
 
 def test_tensors_that_share_memory_do_so_where_they_arrive(store: pmstore.Store) -> None:

@@ -34,7 +34,7 @@ from pmstore.archive._format import TAG, Loss, Piece, Row, tell_losses, wrapped
 from pmstore.archive._objects import MissingObjectError, ObjectExistsError, Place
 from pmstore.archive._retention import Keep, outside
 from pmstore.archive._sources import Sources
-from pmstore.archive._target import Target, about_of, refuse_undescribed, tag_of, tags_of, untag
+from pmstore.archive._target import Target, about_of, refuse_others, refuse_undescribed, tag_of, tags_of, untag
 from pmstore.archive._verifying import VerifyReport, verify
 from pmstore.archive._versions import Entries, Library, Version
 
@@ -96,7 +96,7 @@ class Archive(Mapping[int, Version]):
         self._sources = sources
         self._options, self._forks = dict(options or {}), forks
         self._about = about_of(sources)
-        _refuse_others(sources, self._about)
+        refuse_others(sources, self._about)
         self._library = Library(sources)
         self._indexes = sources.index([])
         self._index = self._sources.merged(self._indexes)
@@ -529,19 +529,6 @@ def _refuse_taken(path: str) -> None:
     refuse_taken(path, "", "the archive", "a version is restored to a new file")
 
 
-def _refuse_others(sources: Sources, about: Mapping[str, Any]) -> None:
-    """All places are of one store."""
-    first = sources.url  # of those that tell
-    for place in sources.places if len(sources.places) > 1 else ():
-        try:
-            lineage = about_of(Sources([place]))["lineage"]
-        except (MissingObjectError, ArchiveDamagedError, ArchiveUnavailableError):  # as far as it tells
-            continue
-        if lineage != about["lineage"]:
-            raise ArchiveConflictError(f"{place.url} is not the archive of the same store as {first}")
-        first = place.url
-
-
 def _room(entries: Entries) -> int | None:
     """Bytes of a region that has these contents, about."""
     pages = sum(-(-(item.length + item.length // 512 + 16) // 4096) for item in entries.values() if item.length)
@@ -555,7 +542,7 @@ def open(url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], **stora
     ----------
     url : str, path-like, or several
         The place that `Store.drain` was given. If there are several places of the same archive, each object is read
-        from the first one whose copy is whole.
+        from the first one whose copy is whole. An ArchiveWarning tells of a place that has no archive.
     **storage_options
         For fsspec, such as ``key`` and ``secret``.
 

@@ -44,7 +44,7 @@ class Sources:
                 names.update(place.list(folder))
             except ArchiveError as error:
                 failed.append(error)
-                self._tell(place, folder, error)
+                self.tell(place, folder, error)
         if len(failed) == len(self.places):
             raise failed[0]
         return sorted(names)
@@ -61,7 +61,7 @@ class Sources:
             except (MissingObjectError, ShortObjectError, ArchiveDamagedError, ArchiveUnavailableError) as error:
                 errors[place] = error
                 if number + 1 < len(self.places) and not isinstance(error, MissingObjectError):
-                    self._tell(place, name, error)
+                    self.tell(place, name, error)
                 continue
             return found
         lacking = [errors[place] for place in self.places]
@@ -86,7 +86,7 @@ class Sources:
             except ArchiveUnavailableError as error:
                 failed.append(error)
                 found.append(None)
-                self._tell(place, "index", error)
+                self.tell(place, "index", error)
         if len(failed) == len(self.places):
             raise failed[0]
         return found
@@ -120,7 +120,9 @@ class Sources:
     def _in_order(self) -> builtins.list[Place]:
         return sorted(self.places, key=lambda place: place in self._away)
 
-    def _tell(self, place: Place, name: str, error: Exception) -> None:
+    def tell(self, place: Place, name: str, error: Exception) -> None:
+        """An ArchiveWarning, once for each place and object, if there are other places. A place that does not answer is
+        asked last from now on."""
         if isinstance(error, ArchiveUnavailableError):
             self._away.add(place)
         if len(self.places) > 1 and (place.url, name) not in self._told:

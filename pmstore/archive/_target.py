@@ -20,7 +20,7 @@ import contextlib
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from pmstore._errors import ArchiveConflictError, ArchiveDamagedError, ArchiveError, ArchiveUnavailableError
@@ -33,7 +33,7 @@ from pmstore.archive._retention import Keep, forget, leaving
 from pmstore.archive._sources import Sources
 from pmstore.archive._writing import Flush
 
-__all__ = ["Target", "about_of", "refuse_undescribed", "removals_of", "tags_of", "untag"]
+__all__ = ["Target", "about_of", "refuse_others", "refuse_undescribed", "removals_of", "tags_of", "untag"]
 
 _REMOVAL = re.compile(r"([0-9]{1,19})-[0-9a-f]{16}-(.+)")
 
@@ -72,6 +72,24 @@ def refuse_undescribed(place: Place | Sources) -> None:
             f"{place.url}: the object 'archive', which tells whose versions are there, is missing: copy it from "
             "another place of the archive, or give the drain a new place"
         ) from None
+
+
+def refuse_others(sources: Sources, about: Mapping[str, Any]) -> None:
+    """Raise ArchiveConflictError if a place has the archive of another store. An ArchiveWarning tells of places that
+    have none, and of those that are damaged or don't answer."""
+    first = sources.url  # of those that tell
+    for place in sources.places if len(sources.places) > 1 else ():
+        try:
+            lineage = about_of(Sources([place]))["lineage"]
+        except MissingObjectError:
+            sources.tell(place, "archive", ArchiveError("there is no archive"))
+            continue
+        except (ArchiveDamagedError, ArchiveUnavailableError) as error:
+            sources.tell(place, "archive", error)
+            continue
+        if lineage != about["lineage"]:
+            raise ArchiveConflictError(f"{place.url} is not the archive of the same store as {first}")
+        first = place.url
 
 
 def tag_of(sources: Sources, name: str) -> int:

@@ -368,6 +368,18 @@ def test_a_place_gives_nothing_up_that_the_next_one_lacks(tmp_path: Path) -> Non
     assert 1 not in Archive(Sources([near]))
 
 
+def test_a_place_without_an_archive_is_told(tmp_path: Path) -> None:
+    """Such as a misspelt one."""
+    states = dict[int, int]()
+    whole, hole = tmp_path / "whole", tmp_path / "hole"
+    goes_on(tmp_path / "store.pm", [whole], states)
+    for number, sources in enumerate(([whole, hole], [hole, whole])):
+        with pytest.warns(pmstore.ArchiveWarning, match="hole: there is no archive: the other places") as told:
+            assert archive.restore(tmp_path / f"again{number}.pm", sources=sources) == max(states)
+        assert len(told) == 1
+    assert not hole.exists()
+
+
 def test_a_place_that_connects_when_it_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No server is there. A restore takes the other place."""
     states = dict[int, int]()

@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+from pmstore._store.opening import local_path
 from pmstore._watch.follow import Follower, View, views
 from pmstore._watch.top import Summary, stores_in
 
@@ -45,6 +46,7 @@ def watch(path: str, names: Sequence[str], *, once: bool, as_json: bool, web: bo
 
 def top(directory: str, *, once: bool, as_json: bool) -> None:
     """Show the stores in a directory until an interrupt, or once."""
+    directory = local_path(directory, "pmstore top lists a directory of this machine")
     try:
         if as_json:
             passes = ([one.as_json() for one in found] for found in _first(_passes(directory), once))

@@ -296,6 +296,8 @@ def test_top(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert one["fits"][0]["name"] == "fits/fall" and one["fits"][0]["iteration"] == 3
     assert (written["name"], written["sequence"], written["writer"]) == ("written.pm", 1, "alive")
     assert run(capsys, "top", path.parent / "none", "--once", "--json")[0] == 2
+    assert run(capsys, "top", "", "--once") == (2, "", "pmstore: not a path: ''\n")
+    assert "is not on this machine" in run(capsys, "top", "s3://bucket/runs", "--once")[2]
 
 
 def test_top_tells_of_fits_that_it_leaves_out(

@@ -7,6 +7,10 @@ larger ones are checked after 2, 4, 8, ... commits, so that merely holding copie
 all of them.
 
 Views of rows that have moved, because their array grew, are checked at the next commit, too (see `growing.py`).
+
+A frame of pandas whose arrays others use is kept beyond its last check. pandas 3 copies on write: what was made of a
+frame, as by `rename`, shares the frame's arrays, and copies them before it writes as long as it knows another user.
+Without the frame it would write to the arrays of the store.
 """
 
 from __future__ import annotations
@@ -22,9 +26,9 @@ from pmstore._core import hash64
 from pmstore._values.array import Array
 from pmstore._values.values import encode
 
-__all__ = ["Form", "LostUpdates", "Moved"]
+__all__ = ["LARGEST", "Form", "LostUpdates", "Moved"]
 
-_LARGEST = 64 << 20  # bytes encoded: larger ones would take too much memory for a warning
+LARGEST = 64 << 20  # bytes encoded: larger ones would take too much memory for a warning
 _EACH = 1 << 9  # bytes that take as long to encode as the fixed work of checking one copy
 _AT_ONCE = _EACH + (1 << 10)  # the limit for both together, for the copies that every commit checks
 _SWEEP = 64, 1 << 20  # number and encoded bytes of copies handed out before unreferenced ones are forgotten
@@ -36,16 +40,18 @@ class Form(NamedTuple):
     """The form in which a change of a copy shows, if that is not its encoding.
 
     of: gives it of a copy. stored: it, as the store has the parts of the value; the type's `encode` may give others of
-    an equal value. again: gives it of another copy of what is stored under a key.
+    an equal value. again: gives it of another copy of what is stored under a key. shared: whether the copy must be
+    kept, because others use its arrays.
     """
 
     of: Callable[[Any], bytes]
     stored: bytes
-    again: Callable[[bytes], bytes]
+    again: Callable[[bytes], bytes] | None = None
+    shared: Callable[[Any], bool] | None = None
 
 
 class _Seen:
-    __slots__ = ("again", "checksum", "form", "key", "size", "stored", "value", "wait", "what")
+    __slots__ = ("again", "checksum", "form", "key", "shared", "size", "stored", "value", "wait", "what")
 
     def __init__(self, key: bytes, what: str, value: Any, encoded: bytes, form: Form | None) -> None:
         self.key = key
@@ -54,6 +60,7 @@ class _Seen:
         self.size = len(encoded if form is None else form.stored)
         self.form = None if form is None else form.of
         self.again = None if form is None else form.again
+        self.shared = None if form is None else form.shared
         self.stored = hash64(encoded)  # of what the store has
         self.checksum = self.stored if form is None else hash64(form.stored)  # of the value when it last equalled that
         self.wait = 1  # commits between two checks
@@ -85,11 +92,16 @@ class LostUpdates:
         Returns the encoding that is stored under a catalog key, or None.
     """
 
-    __slots__ = ("_commits", "_due", "_new", "_new_bytes", "_of", "_stored", "_sweep_at", "changed", "moved", "seen")
+    __slots__ = (
+        *("_commits", "_due", "_new", "_new_bytes", "_of", "_stored", "_sweep_at"),
+        *("changed", "kept", "moved", "seen"),
+    )
 
     def __init__(self, stored: Callable[[bytes], bytes | None]) -> None:
         self._stored = stored
         self._commits = 0
+        self.seen: dict[int, _Seen] = {}  # by the value's id, which stays unique because the _Seen refers to the value
+        self.kept: list[_Kept] = []
         self.clear()
 
     def __bool__(self) -> bool:
@@ -97,7 +109,8 @@ class LostUpdates:
 
     def clear(self) -> None:
         """Forget every value that was handed out."""
-        self.seen: dict[int, _Seen] = {}  # by the value's id, which stays unique because the _Seen refers to the value
+        self._keep(self.seen.values())
+        self.seen.clear()
         self._of: dict[bytes, set[_Seen]] = {}  # by the key of the entry that they are copies of
         self._due: dict[int, list[_Seen]] = {}  # by the commit that checks them
         self.changed: list[str] = []  # warnings
@@ -108,7 +121,7 @@ class LostUpdates:
     def handed_out(self, key: bytes, what: str, value: Any, encoded: bytes, form: Form | None = None) -> None:
         """A copy of the value under key goes to the user; `what` names it in a warning. encoded: what is stored."""
         size = len(encoded if form is None else form.stored)
-        if size > _LARGEST:
+        if size > LARGEST:
             return
         if self._new >= self._sweep_at[0] or self._new_bytes + size >= self._sweep_at[1]:
             self._sweep()
@@ -121,13 +134,14 @@ class LostUpdates:
         self._new_bytes += seen.size
 
     def assigned(self, value: Any, encoded: bytes, form: Callable[[Any], bytes] | None = None) -> None:
-        """The value was stored. If it had been handed out, none of its changes until now is lost."""
+        """The value was stored. If it had been handed out, none of its changes until now is lost. form: see `Form.of`;
+        None if it is the encoding."""
         seen = self.seen.get(id(value))
         if seen is not None:
             seen.checksum = seen.stored = hash64(encoded)
-            seen.form = form
-            if form is not None:
-                seen.checksum = hash64(form(value))
+            seen.form = form and (seen.form or form)  # its own one knows the arrays with which it was handed out
+            if seen.form is not None:
+                seen.checksum = hash64(seen.form(value))
 
     def taken(self, value: Any) -> None:
         """The value was removed from the store, and is the program's own now."""
@@ -163,6 +177,8 @@ class LostUpdates:
         Every commit calls this once. all_of_them: check also values that are not due yet.
         """
         self._commits += 1
+        if self.kept:
+            self._keep()
         now = self._due.pop(self._commits, [])
         if all_of_them:
             now, self._due = list(self.seen.values()), {}
@@ -214,12 +230,24 @@ class LostUpdates:
 
     def _forget(self, seen: _Seen) -> None:
         """Don't check a copy any more."""
+        if seen.shared is not None:
+            self._keep([seen])
         self.seen.pop(id(seen.value), None)
         seen.value = None
         same = self._of.get(_entry(seen.key), set())
         same.discard(seen)
         if not same:
             self._of.pop(_entry(seen.key), None)
+
+    def _keep(self, forgotten: Iterable[_Seen] = ()) -> None:
+        """Keep the values among these whose arrays others use, and of those that were kept before."""
+        new = [_Kept(seen.value, seen.shared) for seen in forgotten if seen.shared is not None]
+        self.kept = [one for one in (*self.kept, *new) if one.shared(one.value)]
+
+
+class _Kept(NamedTuple):
+    value: Any
+    shared: Callable[[Any], bool]
 
 
 def _entry(key: bytes) -> bytes:

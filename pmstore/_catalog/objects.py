@@ -12,17 +12,19 @@ the old value is not written again: that call gives its entry the new id.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgpack
 import numpy as np
 
 from pmstore._catalog.kinds import ARRAY, BLOB, INLINE, OBJECT
-from pmstore._catalog.lost_updates import Form
+from pmstore._catalog.lost_updates import LARGEST, Form
 from pmstore._catalog.names import OBJECT_PREFIX, object_prefix, part_key, split_part
 from pmstore._catalog.undo import Undo
-from pmstore._core import META_MAX, Entry, Row
+from pmstore._core import META_MAX, Entry, Row, hash64
 from pmstore._display import name_text, size_text
 from pmstore._errors import MALFORMED, UNSOUND, CorruptStoreError, DecodeError, in_part, of
 from pmstore._values.array import Array, Layout, address_of, layout, order_of, read_layout
@@ -245,24 +247,52 @@ def get(catalog: Catalog, key: bytes, what: str, entry: Entry) -> Any:
         raise of(what, error) from error
     if kept is None or not kept.watched:
         return read(catalog, what, entry)
-    outlines: dict[str, bytes] = {}
+    others: dict[str, bytes] = {}
+    outlines: dict[str, Any] = {}
+    places: dict[str, Any] = {}
 
     def outlined(place: bytes, name: str, one: Entry) -> Any:
         found = _value(catalog, place, name, one, False)
-        outlines[name[len(what) + 1 : -1]] = encode(_outline(found)) if one.kind == ARRAY else catalog.encoded(one)
+        part = name[len(what) + 1 : -1]
+        if one.kind == ARRAY:
+            outlines[part], places[part] = _outline(found, None), _place(found)
+        else:
+            others[part] = catalog.encoded(one)
         return found
-
-    def again(key: bytes) -> bytes:
-        one = catalog.core.get(key)
-        return b"" if one is None or one.kind != OBJECT else small(read(catalog, what, one))
 
     value = read(catalog, what, entry, outlined)
     kept = registered(type(value))
     if kept is not None and kept.watched:
-        # `encode` of the type may take long, so it is called only when the value is checked.
-        form = Form(small, _packed(kept.name, outlines), again)
+        outline = functools.partial(small, live=places)
+
+        def again(key: bytes) -> bytes:
+            one = catalog.core.get(key)
+            return b"" if one is None or one.kind != OBJECT else outline(read(catalog, what, one))
+
+        # `encode` may take long, so it is called only when the value is checked.
+        form = Form(outline, _packed(kept.name, outlines, others), again)
+        if kept.made_of is not None:
+            form = _form_by_objects(value, kept.made_of, kept.shared)
         catalog.lost_updates.handed_out(key, what, value, entry.meta, form)
     return value
+
+
+def _form_by_objects(value: Any, made_of: Callable[[Any], list[Any]], shared: Callable[[Any], bool] | None) -> Form:
+    first = made_of(value)
+    stored = bytes(16 * len(first))  # to compare them takes as long as to encode this
+
+    def of(now: Any) -> bytes:
+        objects = made_of(now)
+        same = len(objects) == len(first) and all(map(_same, objects, first))
+        return stored if same else repr(list(map(id, objects))).encode()
+
+    return Form(of, stored, shared=shared)
+
+
+def _same(now: Any, before: Any) -> bool:
+    if now is before:
+        return True
+    return isinstance(now, np.ndarray) and isinstance(before, np.ndarray) and _place(now) == _place(before)
 
 
 def release(catalog: Catalog, entry: Entry) -> None:
@@ -272,20 +302,26 @@ def release(catalog: Catalog, entry: Entry) -> None:
             catalog.core.release(row.entry.offset, row.entry.length)
 
 
-def small(value: Any) -> bytes:
-    """The parts of an object that a lost update would change: all but the elements of its arrays, which are live.
-    Raises the errors of `encode`."""
+def small(value: Any, live: Mapping[str, Any] = MappingProxyType({})) -> bytes:
+    """The parts of an object that a lost update would change: all but the elements of its arrays that are live. Raises
+    the errors of `encode`.
+
+    live: the places of its arrays when it was read. Of an array in another place, the elements count, too.
+    """
     name, items = parts_of(value) or ("", {})
-    outlines = {part: encode(_outline(one) if _is_live(one) else one) for part, one in items.items()}
-    return _packed(name, outlines)
+    outlines = {part: _outline(one, live.get(part)) for part, one in items.items() if _is_live(one)}
+    return _packed(name, outlines, {part: encode(one) for part, one in items.items() if part not in outlines})
 
 
-def _packed(name: str, outlines: dict[str, bytes]) -> bytes:
-    return bytes(msgpack.packb([name, outlines]))  # not nested deeper than a part may be
+def _packed(name: str, outlines: dict[str, Any], others: dict[str, bytes]) -> bytes:
+    return bytes(msgpack.packb([name, outlines, others]))  # not nested deeper than a part may be
 
 
-def _outline(array: Array) -> Any:
-    return [list(array.shape), array.dtype.str]
+def _outline(array: Array, live: Any) -> Any:
+    about = [list(array.shape), array.dtype.str]
+    if live is None or not array.nbytes or _place(array) == live:
+        return about
+    return [*about, hash64(array.tobytes()) if array.nbytes <= LARGEST else None]
 
 
 def about(catalog: Catalog, entry: Entry) -> tuple[int, str, str]:

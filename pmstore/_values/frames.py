@@ -33,7 +33,7 @@ import numpy as np
 from pmstore._values.registry import Decode, Encode
 from pmstore._values.texts import arrow_of, arrow_parts, list_of, list_parts
 
-__all__ = ["by_number", "how", "part_name"]
+__all__ = ["by_number", "how", "made_of", "part_name", "shared"]
 
 _NULLABLE = {f"{sign}Int{size}" for sign in ("", "U") for size in (8, 16, 32, 64)} | {"Float32", "Float64", "boolean"}
 _MANY = 1000  # texts, from which on they are arrays
@@ -48,6 +48,24 @@ def how(kind: Any) -> tuple[Encode, Decode]:
     if kind.__name__ == "Series":
         return _series_parts, _series_of
     return _frame_parts, _frame_of
+
+
+def made_of(value: Any) -> list[Any]:
+    """The objects that a frame or series is made of, as far as this pandas shows them: its axes and arrays."""
+    axes = [getattr(axis, "_id", None) or axis for axis in value.axes]  # that of a view is the same
+    arrays = [block.values for block in _blocks(value)]
+    texts = [getattr(one, "_pa_array", None) for one in arrays]  # pandas replaces it in the array
+    return [*axes, *arrays, *texts]
+
+
+def shared(value: Any) -> bool:
+    """Whether others use the arrays of a frame or series, as far as this pandas keeps account of it."""
+    accounts: list[Any] = [getattr(block, "refs", None) for block in _blocks(value)]
+    return any(account.has_reference() for account in accounts if hasattr(account, "has_reference"))
+
+
+def _blocks(value: Any) -> Any:
+    return getattr(getattr(value, "_mgr", None), "blocks", ())
 
 
 def _pandas() -> Any:

@@ -66,7 +66,7 @@ def _load() -> None:
             continue  # an old version, or in the middle of its import
         for name, kind in zip(names, kinds):
             assert kind is not None
-            found = Registered(kind, f"{module}.{name}", *how(kind), watched=module == "numpy.ma")
+            found = Registered(kind, f"{module}.{name}", *how(kind), *_WATCHED.get(module, (False,)))
             _BY_TYPE[kind] = _BY_NAME[found.name] = found
         _LOADED.add(module)
 
@@ -199,6 +199,23 @@ def _pandas(kind: Any) -> tuple[Encode, Decode]:
     return frames.how(kind)
 
 
+def _arrays_of(matrix: Any) -> list[Any]:
+    names = ("data", "indices", "indptr", "coords", "row", "col")
+    return [vars(matrix).get(name) for name in names]
+
+
+def _made_of(frame: Any) -> list[Any]:
+    from pmstore._values import frames
+
+    return frames.made_of(frame)
+
+
+def _shared(frame: Any) -> bool:
+    from pmstore._values import frames
+
+    return frames.shared(frame)
+
+
 def _arrow(kind: Any) -> tuple[Encode, Decode]:
     from pmstore._values import tables
 
@@ -220,5 +237,12 @@ _TABLES: dict[str, tuple[list[str], Callable[[Any], tuple[Encode, Decode]]]] = {
     "polars": (["DataFrame", "Series"], _polars),
 }
 """Names of types by module, and how they are kept. A file can name no others."""
+
+_WATCHED: dict[str, tuple[Any, ...]] = {
+    "numpy.ma": (True,),
+    "scipy.sparse": (True, _arrays_of),
+    "pandas": (True, _made_of, _shared),
+}
+"""The last fields of Registered, for modules whose values are watched."""
 
 _NAMES = {name for names, _ in _TABLES.values() for name in names}

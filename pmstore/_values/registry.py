@@ -26,13 +26,20 @@ Decode = Callable[[dict[str, Any]], Any]
 
 
 class Registered(NamedTuple):
-    """How values of a type are kept. watched: whether a copy that was changed gives a LostUpdateWarning."""
+    """How values of a type are kept. watched: whether a copy that was changed gives a LostUpdateWarning.
+
+    Two more for types whose values share arrays with others, and copy them before a change. made_of: the objects that a
+    value is made of; a change that is no longer one of the live arrays replaces one of them. shared: whether others use
+    the arrays of a value now.
+    """
 
     type: type
     name: str
     encode: Encode
     decode: Decode
     watched: bool = True
+    made_of: Callable[[Any], list[Any]] | None = None
+    shared: Callable[[Any], bool] | None = None
 
 
 class Parts(Mapping[str, Any]):

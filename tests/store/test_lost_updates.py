@@ -105,6 +105,54 @@ def test_an_object_without_its_array_is_assigned(store):
         store.commit()
 
 
+def test_an_array_of_an_object_is_replaced(store):
+    """The other one has the same shape and dtype."""
+    store["l"] = Held(np.zeros(3), 1)
+    store.commit()
+    held = store["l"]
+    held.w += 1.0  # it is live
+    with no_warning():
+        store.commit()
+        store.commit()
+    held.w = held.w + 1.0
+    with pytest.warns(pmstore.LostUpdateWarning, match="'l' was read from the store and changed"):
+        store.commit()
+    assert store["l"].w.tolist() == [1.0] * 3
+    store["l"] = held
+    held = store["l"]
+    with no_warning():
+        held.w += 1.0
+        store.commit()
+    assert store["l"].w.tolist() == [3.0] * 3
+
+
+@dataclasses.dataclass
+class Copying:
+    w: object
+
+
+pmstore.register(
+    Copying,
+    lambda held: {"w": held.w.astype("f4")},
+    lambda parts: Copying(parts["w"].astype("f8")),
+    name="tests.Copying",
+)
+
+
+def test_an_object_whose_type_copies_its_arrays(store):
+    store["l"] = Copying(np.arange(3.0))
+    store.commit()
+    held = store["l"]
+    with no_warning():
+        for _ in range(4):
+            store.commit()
+    held.w[1] = 5.0
+    with pytest.warns(pmstore.LostUpdateWarning):
+        for _ in range(8):
+            store.commit()
+    assert store["l"].w.tolist() == [0.0, 1.0, 2.0]
+
+
 def test_what_is_no_lost_update(store):
     store["config"] = {"lr": 1}
     store["other"] = [1]

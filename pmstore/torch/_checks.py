@@ -27,6 +27,7 @@ __all__ = [
     "has_own_buffers",
     "inner",
     "kept",
+    "refuse_compiled",
     "skips",
     "supported",
     "unscale",
@@ -92,7 +93,7 @@ def supported(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     if kind.__module__.partition(".")[0] != "torch" or kind.__name__ not in _SUPPORTED:
         raise TypeError(
             f"{kind.__module__}.{kind.__qualname__} is not an optimizer whose step GradLog can replay from gradients: "
-            f"use one of torch.optim's {', '.join(_SUPPORTED)}, or pmstore.torch.persist, which takes all but LBFGS"
+            f"use one of torch.optim's {', '.join(_SUPPORTED)}, or pmstore.torch.persist, which takes most others"
         )
     return optimizer
 
@@ -134,6 +135,21 @@ def check_groups(optimizer: torch.optim.Optimizer, layout: Layout) -> None:
                 f"the setting {one.key!r} of the optimizer's group {one.group} was of another type when the log "
                 f"was made, and is {optimizer.param_groups[one.group].get(one.key)!r} now: make the GradLog after that"
             )
+
+
+_compiler = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)
+
+
+def refuse_compiled() -> None:
+    """Raise TypeError if torch.compile runs the calling function, or traces it.
+
+    A compiled step rounds in another way: it computes the corrections of Adam's moments as float32.
+    """
+    if torch.compiler.is_compiling() or _compiler() is not None:
+        raise TypeError(
+            "the optimizer's step is compiled, and a replay of it would give other bits: compile the model, and call "
+            "optimizer.step() outside of torch.compile, or through torch.compiler.disable"
+        )
 
 
 def check_gradient(name: str, gradient: torch.Tensor, dtype: torch.dtype) -> None:

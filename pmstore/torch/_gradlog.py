@@ -28,6 +28,7 @@ from pmstore.torch._checks import (
     has_own_buffers,
     inner,
     kept,
+    refuse_compiled,
     skips,
     supported,
     unscale,
@@ -391,6 +392,7 @@ class GradLog:
 
         A closure is called here, and its gradients are logged. The optimizer gets one that returns the same loss.
         """
+        refuse_compiled()
         self._check_begun()
         if self._captured:
             raise TransactionError("the optimizer was stepped again, without GradLog.step() or record() in between")

@@ -178,7 +178,11 @@ def _check(trainer: Any, module: Any) -> None:
     """Raises ValueError for settings with which training would not resume with the same bits."""
     changing = [type(one).__name__ for one in trainer.callbacks if isinstance(one, _CHANGING)]
     for wrong, text in (
-        (not module.automatic_optimization, "manual optimization: use pmstore.torch.GradLog in training_step"),
+        (
+            not module.automatic_optimization,
+            "manual optimization: use pmstore.torch.GradLog in training_step if there is one optimizer, and "
+            "pmstore.torch.persist if there are several, with a transaction for all of a step",
+        ),
         (len(trainer.optimizers) != 1, f"{len(trainer.optimizers)} optimizers: a log follows one"),
         (
             type(trainer.strategy).__name__ != "SingleDeviceStrategy" or trainer.world_size != 1,

@@ -480,6 +480,33 @@ def test_a_submodule_is_not_the_model(kind: str, mode: Any, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("what", ["the step", "the iteration"])
+def test_a_compiled_step_is_refused(what: str, mode: Any, tmp_path: Path) -> None:
+    """Adam rounds in another way, compiled."""
+    net = nn.Linear(4, 2)
+    optimizer = torch.optim.AdamW(net.parameters(), 0.1)
+    step = torch.compile(optimizer.step, backend="eager")
+
+    def whole() -> None:
+        net(torch.ones(5, 4)).square().mean().backward()
+        optimizer.step()
+
+    with pmstore.open(tmp_path / "s.pm") as store, GradLog(net, optimizer, store, mode, batch=2) as log:
+        log.resume()
+        iterate(log, net, optimizer, 2, 5, 4)
+        before = [one.clone() for one in net.parameters()]
+        net(torch.randn(5, 4)).square().mean().backward()
+        with pytest.raises(TypeError, match="the optimizer's step is compiled.*compile the model"):
+            step() if what == "the step" else torch.compile(whole, backend="eager")()
+        assert all(map(torch.equal, before, net.parameters())) and log.iteration == 2
+        iterate(log, net, optimizer, 4, 5, 4)
+        optimizer.zero_grad()
+        torch.compile(lambda: torch.compiler.disable(whole)(), backend="eager")()
+        log.record()
+    assert log.iteration == 5
+
+
+@pytest.mark.parametrize("mode", MODES)
 def test_gradients_that_are_views_are_the_programs_after_a_replay(mode: Any, tmp_path: Path) -> None:
     """The program clips all of them through one buffer."""
 

@@ -38,6 +38,13 @@ class OptimizerTensors:
     def __init__(self, optimizer: Any, key_of: dict[int, str], tensors: NameMapping, settings: NameMapping) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise TypeError("persist can't keep an LBFGS, whose state has lists of tensors that grow")
+        for name, one in vars(optimizer).items():
+            if isinstance(one, torch.optim.Optimizer) and one.state is not optimizer.state:
+                kind = type(optimizer)
+                raise TypeError(
+                    f"persist can't keep a {kind.__module__}.{kind.__qualname__}: the state is that of another "
+                    f"optimizer, its attribute {name!r}. Use an optimizer that has its state itself"
+                )
         self._optimizer = weakref.ref(optimizer)
         self._key_of = key_of
         self._tensors = tensors
@@ -46,6 +53,7 @@ class OptimizerTensors:
         self._encoded: dict[str, bytes] = {}  # of the settings that the store has
         self._seen: list[Any] = []  # names and values of the hyperparameters that the store has
         self._groups: list[list[int]] = []  # the ids of the parameters whose keys the store has
+        self._parameters: dict[str, torch.Tensor] = {}  # by key, all that have been in a group
         self._keys()
 
     @property
@@ -66,6 +74,7 @@ class OptimizerTensors:
                         "one of the module's: pass a module that has all of them"
                     )
                 keys[-1].append(key)
+                self._parameters[key] = parameter
         return keys
 
     # ---- to the store
@@ -164,13 +173,12 @@ class OptimizerTensors:
                     raise _differs(f"its group {number} has {_of(b)} where the one that is given has {_of(a)}")
 
     def give(self) -> None:
-        """Let the optimizer have the store's state and hyperparameters."""
+        """Let the optimizer have the store's groups of parameters, state and hyperparameters."""
         optimizer = self.optimizer
         if optimizer is None:
             return
-        stored = self._settings[HYPERPARAMETERS]
-        del optimizer.param_groups[len(stored) :]  # of a transaction that was rolled back
-        for group, values in zip(optimizer.param_groups, stored):
+        self._give_groups(optimizer)
+        for group, values in zip(optimizer.param_groups, self._settings[HYPERPARAMETERS]):
             for name, value in values.items():
                 now = group.get(name)
                 if isinstance(now, torch.Tensor) and isinstance(value, np.ndarray):
@@ -180,6 +188,9 @@ class OptimizerTensors:
         parameters = {
             self._key_of[id(parameter)]: parameter for group in optimizer.param_groups for parameter in group["params"]
         }
+        members = set(map(id, parameters.values()))
+        for other in [one for one in optimizer.state if isinstance(one, torch.Tensor) and id(one) not in members]:
+            del optimizer.state[other]
         self._kept, self._seen = {}, []
         states: dict[str, dict[str, Any]] = {}
         for where in self._tensors:
@@ -200,6 +211,17 @@ class OptimizerTensors:
             optimizer.state.update({key: _given(value) for key, value in self._settings[OWN].items()})
         self._groups = [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
         self._encoded = {name: encode(value) for name, value in self._settings.items()}
+
+    def _give_groups(self, optimizer: Any) -> None:
+        """Undo what a transaction that was rolled back has done to the groups."""
+        groups = optimizer.param_groups
+        for number, keys in enumerate(self._settings[GROUPS]):
+            wanted = [self._parameters[key] for key in keys]
+            if number == len(groups):
+                groups.append({"params": wanted})
+            elif list(map(id, groups[number]["params"])) != list(map(id, wanted)):
+                groups[number]["params"] = wanted
+        del groups[len(self._settings[GROUPS]) :]
 
     def held(self) -> bool:
         """Whether the store has an optimizer."""

@@ -267,7 +267,8 @@ def persist(
         A tensor is not on the CPU, the module or a part of it lies in a store or group already, tensors overlap in
         memory, or a parameter of the optimizer is not the module's.
     TypeError
-        Something has a state that a store can't keep: a sparse parameter, LBFGS.
+        Something has a state that a store can't keep: a sparse parameter, LBFGS, an optimizer that has another one's
+        state, as ZeroRedundancyOptimizer.
     NameConflictError, ReadOnlyStoreError, OutOfSpaceError, ClosedStoreError
 
     A step raises ClosedStoreError after the store was closed, and DetachedError after the module has got other memory,

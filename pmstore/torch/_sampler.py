@@ -188,8 +188,8 @@ class _Index(int):
 class Seeded(torch.utils.data.Dataset[Any]):
     """A dataset with random transforms, whose samples are the same however often training was killed.
 
-    The generators of torch, numpy and random are seeded for each sample, from the seed of the `BatchSampler`, the epoch
-    and the place in it. In the process that trains they are put back afterwards.
+    The generators of torch (of the CPU), numpy and random are seeded for each sample, from the seed of the
+    `BatchSampler`, the epoch and the place in it. In the process that trains they are put back afterwards.
 
     Parameters
     ----------
@@ -208,7 +208,7 @@ class Seeded(torch.utils.data.Dataset[Any]):
             raise TypeError("the indices of a Seeded dataset come from DataLoader(…, batch_sampler=BatchSampler(…))")
         words = [int(word) for word in np.random.SeedSequence(index.draw).generate_state(4)]
         before = torch.get_rng_state(), np.random.get_state(), random.getstate()
-        torch.manual_seed(words[0] | words[1] << 32)
+        torch.default_generator.manual_seed(words[0] | words[1] << 32)  # torch.manual_seed seeds all GPUs, too
         np.random.seed(words[2])
         random.seed(words[3])
         try:

@@ -87,7 +87,7 @@ class States:
     def take(self, rest: Mapping[str, Any]) -> None:
         """Take everything that `together` has described."""
         now = self._computing()
-        other = differences({key: rest.get(key, now[key]) for key in now}, now)  # older logs have no device
+        other = differences({key: rest.get(key, now[key]) for key in now}, now)  # older logs lack some
         if other:
             logger.warning("GradLog: training may end with other bits; stored ≠ now: %s", "; ".join(other))
         self._compare_frozen(rest.get("frozen"))
@@ -134,6 +134,7 @@ class States:
             "torch": str(torch.__version__),
             "threads": torch.get_num_threads(),
             "device": ", ".join(gpus) or "cpu",
+            "flushes denormals": not torch.full((1,), 1e-40, dtype=torch.float32, device="cpu").add(0).item(),
         }
 
 

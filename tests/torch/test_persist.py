@@ -292,6 +292,45 @@ def test_a_group_that_is_added_in_the_middle(open_store: Open) -> None:
         assert optimizer.param_groups[1]["lr"] == 0.01 and contents(other, None) == contents(module, None)
 
 
+@pytest.mark.parametrize("change", ["added", "removed", "the first removed", "appended", "none"])
+@pytest.mark.parametrize("steps", [0, 2])
+def test_groups_of_a_transaction_that_is_rolled_back(store: pmstore.Store, change: str, steps: int) -> None:
+    torch.manual_seed(0)
+    module = nn.ModuleList([nn.Linear(3, 3), nn.Linear(3, 3)])
+    first, second = ([*part.parameters()] for part in module)
+    optimizer = torch.optim.Adam([{"params": first}, {"params": second[:1], "lr": 0.1}], 0.01)
+    persist(module, optimizer, store)
+
+    def train(size: float) -> None:
+        optimizer.zero_grad()
+        module[1](module[0](size * torch.ones(2, 3))).square().sum().backward()
+        optimizer.step()
+
+    for _ in range(steps):
+        with store.transaction():
+            train(1.0)
+    before = copy.deepcopy(optimizer.state_dict()["param_groups"]), contents(module, optimizer)
+    with pytest.raises(KeyError), store.transaction():
+        if change == "added":
+            optimizer.add_param_group({"params": second[1:]})
+        elif change == "appended":
+            optimizer.param_groups[1]["params"].append(second[1])
+        elif change != "none":
+            del optimizer.param_groups[-1 if change == "removed" else 0]
+        train(5.0)
+        raise KeyError
+    assert [list(map(id, group["params"])) for group in optimizer.param_groups] == [
+        list(map(id, first)),
+        [id(second[0])],
+    ]
+    assert [group["lr"] for group in optimizer.param_groups] == [0.01, 0.1]
+    assert len(optimizer.state) == (3 if steps else 0)
+    assert (optimizer.state_dict()["param_groups"], contents(module, optimizer)) == before
+    with store.transaction():
+        train(1.0)
+    assert not torch.equal(second[0], second[0].new_zeros(3, 3))
+
+
 def test_an_optimizer_for_a_module_that_was_stored_without_one(open_store: Open) -> None:
     module, _ = build()
     with open_store() as store:

@@ -81,6 +81,17 @@ def test_another_optimizer(store: pmstore.Store, make: Any, text: str) -> None:
         persist(module, make(module), store)
 
 
+class Divided(torch.optim.Optimizer):
+    """Its state is in another optimizer, as that of a ZeroRedundancyOptimizer."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.optim = torch.optim.Adam(self.param_groups)
+
+    def step(self, closure: Any = None) -> None:
+        self.optim.step()
+
+
 def test_what_persist_can_not_keep(store: pmstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     module, optimizer = build()
     for wrong, text in (
@@ -88,6 +99,7 @@ def test_what_persist_can_not_keep(store: pmstore.Store, monkeypatch: pytest.Mon
         (lambda: persist(module, store, optimizer), "store is a Store or a Group"),
         (lambda: persist(module, 3, store), "optimizer is a torch.optim.Optimizer"),
         (lambda: persist(module, torch.optim.LBFGS(module.parameters()), store), "LBFGS"),
+        (lambda: persist(module, Divided(module.parameters()), store), "Divided: .* its attribute 'optim'"),
     ):
         with pytest.raises(TypeError, match=text):
             wrong()

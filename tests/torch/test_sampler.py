@@ -137,6 +137,19 @@ def test_what_is_refused() -> None:
         Seeded(Noisy())[3]
 
 
+def test_seeded_leaves_the_generators_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are not put back."""
+
+    def refused(*_: Any) -> None:
+        raise AssertionError
+
+    monkeypatch.setattr(torch.cuda, "manual_seed_all", refused)
+    monkeypatch.setattr(torch.cuda, "manual_seed", refused)
+    sampler, before = BatchSampler(6, 2), torch.get_rng_state()
+    assert len(list(DataLoader(Seeded(Noisy()), batch_sampler=sampler, generator=sampler.generator))) == 3
+    assert torch.equal(torch.get_rng_state(), before)
+
+
 def test_a_loop_that_knows_its_epoch_gets_no_empty_one() -> None:
     done = BatchSampler(8, 4)
     first, second = epoch_of(done), epoch_of(done)

@@ -1,4 +1,4 @@
-"""Whole numbers in the groups of an optimizer, which a log keeps as float64."""
+"""Settings: whole numbers in the groups of an optimizer, which a log keeps as float64, and those of the processor."""
 
 from __future__ import annotations
 
@@ -32,3 +32,27 @@ def test_other_whole_numbers_come_back(value: Any, tmp_path: Path) -> None:
             assert optimizer.param_groups[0]["seed"] == value
             backward(net)
             log.step()
+
+
+def test_a_resume_that_computes_denormals_otherwise_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The replay runs before the program's set_flush_denormal."""
+
+    def trained(until: int) -> None:
+        net = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        with pmstore.open(tmp_path / "s.pm") as store, GradLog(net, optimizer, store) as log:
+            log.resume()
+            assert torch.set_flush_denormal(True)
+            try:
+                for _ in range(log.iteration, until):
+                    optimizer.zero_grad()
+                    net(torch.ones(3, 2)).sum().backward()
+                    log.step()
+                log.flush()
+            finally:
+                torch.set_flush_denormal(False)
+
+    trained(2)
+    assert not caplog.text
+    trained(4)
+    assert "may end with other bits; stored ≠ now: flushes denormals" in caplog.text

@@ -284,13 +284,13 @@ def _form_by_objects(value: Any, made_of: Callable[[Any], list[Any]], shared: Ca
     def of(now: Any) -> bytes:
         objects = made_of(now)
         same = len(objects) == len(first) and all(map(_same, objects, first))
-        return stored if same else repr(list(map(id, objects))).encode()
+        return stored if same else repr([one if isinstance(one, bytes) else id(one) for one in objects]).encode()
 
     return Form(of, stored, shared=shared)
 
 
 def _same(now: Any, before: Any) -> bool:
-    if now is before:
+    if now is before or (isinstance(now, bytes) and now == before):
         return True
     return isinstance(now, np.ndarray) and isinstance(before, np.ndarray) and _place(now) == _place(before)
 

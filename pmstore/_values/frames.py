@@ -30,13 +30,16 @@ from typing import Any
 
 import numpy as np
 
+from pmstore._core import hash64
 from pmstore._values.registry import Decode, Encode
 from pmstore._values.texts import arrow_of, arrow_parts, list_of, list_parts
+from pmstore._values.values import encode
 
 __all__ = ["by_number", "how", "made_of", "part_name", "shared"]
 
 _NULLABLE = {f"{sign}Int{size}" for sign in ("", "U") for size in (8, 16, 32, 64)} | {"Float32", "Float64", "boolean"}
 _MANY = 1000  # texts, from which on they are arrays
+_QUICK = 100_000  # objects whose hashes take some milliseconds
 _LABEL = 60  # characters of a column's label in the name of a part, at most
 _LABEL_BYTES = 120  # of them, as the name of a part has at most 255 bytes, and more may follow the label
 
@@ -51,11 +54,32 @@ def how(kind: Any) -> tuple[Encode, Decode]:
 
 
 def made_of(value: Any) -> list[Any]:
-    """The objects that a frame or series is made of, as far as this pandas shows them: its axes and arrays."""
+    """The objects that a frame or series is made of, as far as this pandas shows them: its axes and arrays, and bytes
+    for what can be changed in place."""
     axes = [getattr(axis, "_id", None) or axis for axis in value.axes]  # that of a view is the same
+    names = repr([*(list(axis.names) for axis in value.axes), value.attrs]).encode()
     arrays = [block.values for block in _blocks(value)]
-    texts = [getattr(one, "_pa_array", None) for one in arrays]  # pandas replaces it in the array
-    return [*axes, *arrays, *texts]
+    return [*axes, names, *arrays, *map(_changing, arrays)]
+
+
+def _changing(values: Any) -> Any:
+    """What changes when pandas changes an array of a column in place that is not live, if that is quick to tell."""
+    if isinstance(values.dtype, np.dtype) and values.dtype != object:
+        return None
+    texts = getattr(values, "_pa_array", None)
+    if texts is not None:  # pandas replaces it in the array
+        return texts
+    times = getattr(values, "asi8", None)
+    if times is not None:
+        return _hash(times.tobytes())
+    if (isinstance(values, np.ndarray) or type(values).__name__ == "StringArray") and values.size <= _QUICK:
+        missing = _pandas().NA
+        return _hash(encode([None if one is missing else one for one in values.ravel().tolist()]))
+    return None
+
+
+def _hash(contents: bytes) -> bytes:
+    return hash64(contents).to_bytes(8, "little")
 
 
 def shared(value: Any) -> bool:

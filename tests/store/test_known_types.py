@@ -449,6 +449,42 @@ def test_a_change_of_a_frame_that_the_store_lacks_is_told(store: Any) -> None:
     assert column[0] == store["f"].loc[0, "x"] == 10.0
 
 
+COPIES = {
+    "text": lambda frame: frame.loc.__setitem__((0, "text"), "c"),
+    "object": lambda frame: frame.loc.__setitem__((0, "object"), 2),
+    "zoned": lambda frame: frame.loc.__setitem__((0, "zoned"), frame["zoned"][1]),
+    "a name": lambda frame: setattr(frame.index, "name", "row"),
+    "attrs": lambda frame: frame.attrs.update(unit="m"),
+    "a row": lambda frame: frame.loc.__setitem__(0, frame.loc[1]),
+    "order": lambda frame: frame.sort_values("x", ascending=False, inplace=True),
+}
+
+
+@pytest.mark.parametrize("where", ["name", "attribute", "element"])
+@pytest.mark.parametrize("change", COPIES)
+def test_a_change_of_a_copy_in_a_frame_is_told(store: Any, change: str, where: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    zoned = pandas.date_range("2020", periods=2, tz="Europe/Berlin")
+    texts = pandas.array(["a", "b"], "string[python]")
+    value = pandas.DataFrame({"x": [1.0, 2.0], "text": texts, "zoned": zoned, "object": np.array([1, "a"], object)})
+    if where == "name":
+        store["f"] = value
+    elif where == "attribute":
+        store.attrs["f"] = value
+    else:
+        store.create_list("l").append(value)
+    store.commit()
+    frame = store["f"] if where == "name" else store.attrs["f"] if where == "attribute" else store["l"][0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        store.commit()
+        store.commit()
+    COPIES[change](frame)
+    with pytest.warns(pmstore.LostUpdateWarning, match="was read from the store and changed"):
+        for _ in range(4):
+            store.commit()
+
+
 def test_frames_that_can_not_be_stored(store: Any) -> None:
     pandas = pytest.importorskip("pandas")
 

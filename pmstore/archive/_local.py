@@ -7,7 +7,8 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from pmstore._errors import ArchiveError
 from pmstore._store.held import flock_now, sweep
@@ -27,6 +28,8 @@ from pmstore.archive._place import (
 )
 from pmstore.archive._shared import SharedFile, read_all, write_all
 
+T = TypeVar("T")
+
 
 class LocalPlace(Place):
     """A folder of this machine. It is created with the first object.
@@ -35,9 +38,9 @@ class LocalPlace(Place):
     file system without hard links gets an ordinary rename, and two creators at once may both succeed there. The files
     of writers that died are deleted before the first object that goes into their folder: their locks are free.
 
-    A folder that goes away, or is exchanged, while the place is in use makes writes fail: a disk that was unmounted
-    must not make them land on the disk below. A disk may come back under another device number: it has the object that
-    the place wrote last.
+    A folder that goes away, or is exchanged, while the place writes makes its calls fail: on a disk that was unmounted
+    objects are not missing, and writes must not land on the disk below. A disk may come back under another device
+    number: it has the object that the place wrote last.
     """
 
     near = True
@@ -95,7 +98,7 @@ class LocalPlace(Place):
         path = self._path(name)
         with self._refusals(name, "read"):
             try:
-                status = os.stat(path, follow_symlinks=False)
+                status = self._there(lambda: os.stat(path, follow_symlinks=False))
             except (FileNotFoundError, NotADirectoryError):
                 raise MissingObjectError(name, self.url) from None
             if not stat.S_ISREG(status.st_mode):
@@ -106,7 +109,7 @@ class LocalPlace(Place):
         path = self._path(folder) if folder else self._root
         with self._refusals(folder, "listed"):
             try:
-                with os.scandir(path) as entries:
+                with self._there(lambda: os.scandir(path)) as entries:
                     return sorted(
                         entry.name
                         for entry in entries
@@ -192,7 +195,8 @@ class LocalPlace(Place):
     def _open(self, name: str) -> tuple[int, int]:
         """A descriptor to read an object, and its bytes."""
         try:
-            fd = os.open(self._path(name), os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            fd = self._there(lambda: os.open(self._path(name), flags))
         except (FileNotFoundError, NotADirectoryError):
             raise MissingObjectError(name, self.url) from None
         try:
@@ -236,11 +240,7 @@ class LocalPlace(Place):
 
     def _prepare(self, folder: str) -> None:
         """Make the folder exist durably, without the leftovers of dead writers."""
-        if self._identity is not None and _identity(self._root) != self._identity:
-            if self._last is None or _file(self._last[0]) != self._last[1]:
-                raise OSError(errno.ENOENT, "the folder has gone, or another one has taken its place")
-            self._identity = _identity(self._root)
-            self._ready.clear()
+        self._require_same()
         if folder in self._ready:
             return
         if self._identity is None:
@@ -253,6 +253,27 @@ class LocalPlace(Place):
             _make(path)
         sweep(folder, TEMPORARY, os.O_RDONLY, flock_now, os.unlink)
         self._ready.add(folder)
+
+
+    def _require_same(self) -> None:
+        """Raise OSError if the folder is no longer the one that was written to."""
+        if self._identity is None or _identity(self._root) == self._identity:
+            return
+        if self._last is None or _file(self._last[0]) != self._last[1]:
+            raise OSError(errno.ENODEV, "the folder has gone, or another one has taken its place")
+        self._identity = _identity(self._root)
+        self._ready.clear()
+
+    def _there(self, call: Callable[[], T]) -> T:
+        """The result of a call that reads. It raises FileNotFoundError only for what is missing in the folder that was
+        written to."""
+        try:
+            return call()
+        except (FileNotFoundError, NotADirectoryError):
+            if self._identity is None:
+                raise
+            self._require_same()
+            return call()  # the folder may have come back in between
 
 
 def _identity(path: str) -> tuple[int, int] | None:

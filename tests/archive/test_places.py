@@ -17,6 +17,7 @@ from pmstore.archive import _begin
 from pmstore.archive import _index as index
 from pmstore.archive import _versions as versions
 from pmstore.archive._archive import Archive
+from pmstore.archive._local import LocalPlace
 from pmstore.archive._sources import Sources
 from pmstore.archive._versions import Version
 from tests.archive.stepping import Crash, Memory, archived, contents, same, stepping
@@ -366,6 +367,73 @@ def test_a_place_gives_nothing_up_that_the_next_one_lacks(tmp_path: Path) -> Non
         store.commit()
         archived(steps)
     assert 1 not in Archive(Sources([near]))
+
+
+class Leaving(LocalPlace):
+    """A folder that goes away right after an object of the index was made, or after some calls that read from then on.
+
+    below: a folder that is there instead, as that on which a disk was mounted.
+    """
+
+    def __init__(self, path: Path, after: int, below: bool) -> None:
+        super().__init__(str(path))
+        self._path_, self._left, self._below = path, after, below
+        self._counts = self.away = False
+
+    def create(self, name: str, data: Any) -> None:
+        super().create(name, data)
+        self._counts = self._counts or name.startswith("index/000000000002-")
+        self._leave()
+
+    def list(self, folder: str) -> list[str]:
+        found = super().list(folder)
+        self._leave()
+        return found
+
+    def get(self, name: str, at: int = 0, count: int | None = None) -> bytes:
+        found = super().get(name, at, count)
+        self._leave()
+        return found
+
+    def size(self, name: str) -> int:
+        found = super().size(name)
+        self._leave()
+        return found
+
+    def _leave(self) -> None:
+        if self._counts and not self.away:
+            self._left -= 1
+            if self._left < 0:
+                self._path_.rename(self._path_.with_name("away"))
+                self.away = True
+                if self._below:
+                    self._path_.mkdir()
+
+    def come_back(self) -> None:
+        if self._below:
+            self._path_.rmdir()
+        self._path_.with_name("away").rename(self._path_)
+
+
+@pytest.mark.parametrize("below", [False, True])
+@pytest.mark.parametrize("after", range(4))
+def test_a_folder_that_is_away_for_a_moment(after: int, below: bool, tmp_path: Path) -> None:
+    """What the drain asks there is not missing: it goes on when the folder is back."""
+    place = Leaving(tmp_path / "disk", after, below)
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, place) as steps:
+        for number in range(20):
+            store["x"] = number
+            store.commit()
+            try:
+                archived(steps)
+            except pmstore.ArchiveUnavailableError as error:
+                assert error.transient and "has gone, or another one" in str(error)
+                assert place.away
+                place.come_back()
+                archived(steps)
+    assert place.away
+    found = archive.open(tmp_path / "disk")
+    assert [found[version]["x"] for version in found.versions()] == list(range(20)) and found.verify().ok
 
 
 def test_a_place_without_an_archive_is_told(tmp_path: Path) -> None:

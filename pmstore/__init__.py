@@ -182,7 +182,10 @@ def __getattr__(name: str) -> _Any:
     import importlib
 
     if name in _MODULES:
-        return importlib.import_module(f"pmstore.{name}")
+        try:
+            return importlib.import_module(f"pmstore.{name}")
+        except ModuleNotFoundError as error:  # hasattr and help ask for all names
+            raise AttributeError(str(error)) from error
     for module, names in _LATER.items():
         if name in names:
             found = globals()[name] = getattr(importlib.import_module(f"pmstore.{module}"), name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
 from typing import Any, NamedTuple, Protocol
@@ -136,19 +136,23 @@ def size_text(nbytes: int) -> str:
     return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
 
 
-def full_text(value: Any) -> str:
-    """``repr(value)``. Python gives none of an int with thousands of digits, which is in hexadecimal digits then."""
+def full_text(value: Any, show: Callable[[Any], str] = repr) -> str:
+    """``repr(value)``, or what `show` gives. Python gives none of an int with thousands of digits, which is in
+    hexadecimal digits then, and numpy none of a time without a unit."""
     try:
-        return repr(value)
-    except ValueError:
-        return hex(value) if isinstance(value, int) else f"{type(value).__name__} with an int of too many digits"
+        return show(value)
+    except ValueError as error:
+        if isinstance(value, int):
+            return hex(value)
+        why = "an int of too many digits" if "digits" in str(error) else "a time without a unit"
+        return f"{type(value).__name__} with {why}"
 
 
 def value_text(value: Any, most: int = MAX_VALUE) -> str:
     """A value on one line of at most so many characters, which can't affect a terminal."""
     if isinstance(value, (str, bytes)):
         value = value[: most + 1]
-    text = str(value) if isinstance(value, np.generic) and not isinstance(value, (str, bytes)) else full_text(value)
+    text = full_text(value, str if isinstance(value, np.generic) and not isinstance(value, (str, bytes)) else repr)
     return _cut(name_text(" ".join(text.split())), most)
 
 

@@ -152,7 +152,7 @@ def _upper_layer(found: dict[str, str | None]) -> str | None:
 
 
 def _directory(directory: str) -> dict[str, Any]:
-    path = os.path.abspath(directory)
+    path = os.path.abspath(os.path.expanduser(directory))
     found: dict[str, Any] = {"path": path, "error": None, "medium": None, "domain": None, "tracker": None}
     try:
         found |= _file_system(path)

@@ -142,7 +142,7 @@ def _save(file: Path, array: Any) -> None:
 
 
 def _print_value(name: str, value: Any, *, alone: bool) -> None:
-    text = str(value) if isinstance(value, np.ndarray) else full_text(value)
+    text = full_text(value, str if isinstance(value, np.ndarray) else repr)
     if alone:
         print(text)
     elif "\n" in text:

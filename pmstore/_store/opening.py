@@ -268,7 +268,7 @@ def _open_existing(real: str, path: str, writing: bool, where: str, opens: bool,
         except FileNotFoundError:
             raise _Changed from None
         except OSError as error:
-            if writing and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            if writing and error.errno in (errno.EACCES, errno.EPERM, errno.EROFS) and os.access(real, os.R_OK):
                 raise ReadOnlyStoreError(
                     error.errno, f'{path!r} can\'t be written ({error.strerror}); mode="r" opens it for reading', path
                 ) from error

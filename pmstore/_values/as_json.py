@@ -48,7 +48,10 @@ def to_json(value: Any) -> Any:
     if isinstance(value, np.void) and value.dtype.names:
         return {name: to_json(value[name]) for name in value.dtype.names}
     if isinstance(value, np.datetime64):
-        return str(value)
+        try:
+            return str(value)
+        except ValueError:
+            return {"time without a unit": int(value.astype(np.int64))}
     if isinstance(value, np.timedelta64):
         return _duration(value)
     if isinstance(value, float | np.floating):

@@ -254,7 +254,6 @@ class LocalPlace(Place):
         sweep(folder, TEMPORARY, os.O_RDONLY, flock_now, os.unlink)
         self._ready.add(folder)
 
-
     def _require_same(self) -> None:
         """Raise OSError if the folder is no longer the one that was written to."""
         if self._identity is None or _identity(self._root) == self._identity:

@@ -12,6 +12,7 @@ import pytest
 
 import pmstore
 from pmstore import _display
+from pmstore._cli import main
 
 
 class Fake:
@@ -162,6 +163,21 @@ def test_small_values_are_shown_and_long_ones_abbreviated(tmp_path: Path) -> Non
     assert shown[:4] == ["3", repr("text\x1b\n"), "0.5", "{'tol': 0.0001, 'k': [1, 2]}"]
     assert shown[4:6] == ["'" + "x" * 38 + "…", "1" + "0" * 38 + "…"] and shown[6:9] == ["", "'y'", "None"]
     assert shown[9].startswith("[array([[0., 0.],") and "&#x27;k&#x27;: [1, 2]" in html and "\x1b" not in text
+
+
+def test_times_without_a_unit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """numpy gives no text of them."""
+    path = tmp_path / "s.pm"
+    with pmstore.open(path) as store:
+        store.create_array("array", (2,), "M8")
+        store["scalar"], store["dict"] = np.zeros(1, "M8")[0], {"t": np.zeros(1, "M8")}
+        store.create_list("list").append(np.zeros(1, "M8")[0])
+        store["other"] = 7
+        assert "datetime64 with a time without a unit" in str(store) and "dict with a time without" in str(store)
+    for command in (["ls", "-l"], ["dump"], ["dump", "--json"], ["watch", "--once", "--json"]):
+        assert main([*command, str(path)]) == 0
+        out, err = capsys.readouterr()
+        assert "7" in out and not err and (command[0] == "ls" or "time without a unit" in out)
 
 
 def test_values_that_another_thread_assigns_meanwhile(tmp_path: Path) -> None:

@@ -431,7 +431,7 @@ def test_a_change_of_a_frame_that_the_store_lacks_is_told(store: Any) -> None:
         with pytest.warns(pmstore.LostUpdateWarning, match=f"'{what}' was read from the store and changed, but not"):
             store.commit()
 
-    frame["x"] *= 2  # an array of its own
+    frame["x"] = frame["x"] * 2  # an array of its own
     told("f")
     assert store["f"].loc[0, "x"] == 5.0
     store["f"] = frame

@@ -401,3 +401,23 @@ def test_copies_of_large_objects_are_forgotten(store: Any) -> None:
     for _ in range(20):
         found.append(weakref.ref(store["m"]))
     assert sum(one() is not None for one in found) <= 3
+
+
+def test_a_module_whose_package_is_missing_is_no_attribute() -> None:
+    """hasattr and help ask for all names. An import names the package."""
+    program = """
+import inspect, sys
+sys.modules["torch"] = None
+import pmstore
+assert not hasattr(pmstore, "torch") and "torch" not in dict(inspect.getmembers(pmstore))
+try:
+    import pmstore.torch
+except ModuleNotFoundError as error:
+    print(error)
+try:
+    pmstore.torch
+except AttributeError as error:
+    print(error)
+"""
+    found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert found.stdout.count("pmstore.torch needs torch: pip install") == 2

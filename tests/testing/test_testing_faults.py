@@ -17,7 +17,7 @@ import pytest
 
 import pmstore
 from pmstore import _core
-from pmstore.testing import CrashExplorer, CrashFailure, CrashTestError
+from pmstore.testing import Crash, CrashExplorer, CrashFailure, CrashTestError
 from pmstore.testing._faults.explore import explore_faults
 from pmstore.testing._faults.fault import MANNERS, Fault
 from pmstore.testing._store.recording import Recorder
@@ -308,6 +308,40 @@ def test_the_check_is_asked_about_what_is_left() -> None:
 
     with pytest.raises(CrashFailure, match=r"(said|wrong): the first name is refused"):
         explore_faults(some, check, medium="file")
+
+
+def test_the_check_sees_only_what_the_workload_did(medium: Medium) -> None:
+    """The explorer's own commits, which prove that the store goes on, are in none of its stores."""
+    begun: list[int] = []
+    returned: list[int] = []
+    acknowledged: list[int] = []
+
+    def counting(store: pmstore.Store) -> None:
+        begun.clear()
+        returned.clear()
+        x = store.require_array("x", 40_000, "f8")
+        for n in range(1, 4):
+            begun.append(n)
+            with store.transaction():
+                x[:] = store["n"] = n
+            returned.append(store.sequence)
+
+    def check(store: pmstore.Store, crash: Crash) -> None:
+        names = {"x", "n"} if store.sequence else set()
+        assert set(store) == names and len(store) == len(names)
+        assert store.get("n", 0) == store.sequence
+        # A commit that failed may be found by the recovery that the check's store has had, which acknowledges it.
+        assert crash.acknowledged <= len(begun) and crash.acknowledged <= store.sequence <= crash.started
+        acknowledged.append(crash.acknowledged)
+
+    budget = 60 if medium.name == "file" else None
+    report = explore_faults(counting, check, medium=medium.name, budget=budget)
+    assert report.outcomes["went on"] > 2 and report.crashes > 2 * report.evaluated
+    acknowledged.clear()
+    report = explore_faults(counting, check, medium=medium.name, only=Fault("map", 5, "ENOMEM"))
+    assert report.outcomes == {"went on": 1}
+    assert len(begun) == len(returned) + 1, "it failed in a commit, which the explorer tried again"
+    assert max(acknowledged) == len(returned)
 
 
 def test_a_workload_that_stumbles_over_what_it_was_not_told() -> None:

@@ -29,7 +29,8 @@ __all__ = ["Run", "Runs"]
 
 Run = Callable[[pmstore.Store], Any]
 
-CRASHES = 24  # crash states that are evaluated after each fault
+CRASHES = 24  # crash states that are evaluated after each fault, and as many with the user's check
+WENT_ON = "went on"
 PROBE = "pmstore.testing/probe"
 _COMMITS = {method.__code__ for method in (_core.Core.commit, _core.Core.commit_only)}
 
@@ -102,6 +103,15 @@ class _LastRun(NamedTuple):
     store: pmstore.Store | None
     error: Exception | None
     told: list[Exception]
+
+
+class _Seen(NamedTuple):
+    """The part of a run that the user's check is asked about: all before the first commit that is not the workload's
+    but a test of whether the store goes on. image: the file at its end.
+    """
+
+    image: bytes
+    recording: Recording
 
 
 class Runs:
@@ -225,11 +235,14 @@ class Runs:
                         "the same each time"
                     )
                 trace.fail(0, 0, 0)  # the disk works again
+                seen = self._seen(recorder)
                 outcome = self._evaluate_run(run, fault, recorder)
                 if run.store is not None:
                     hooks.kill(run.store)
                 # The next run is recorded too: it sees the data that a failed sync left in the page cache only.
-                left = self._evaluate_file(recorder)
+                reopened = self._evaluate_file(recorder)
+                if outcome != WENT_ON:
+                    seen = reopened
             except Wrong as wrong:
                 raise self._failure(fault, where, wrong) from (run.error if run is not None else None)
             finally:
@@ -240,10 +253,9 @@ class Runs:
                 gc.collect()
             if _descriptors() - before > self._leaked:
                 raise Wrong("a file descriptor was left open")
-            said = None if self._runner is None else self._runner(*left)
-            if said is not None:
-                raise Wrong(f"after reopening the check said: {said}")
-            self._evaluate_crashes(recorder.recording)
+            self._evaluate_crashes(recorder.recording, None)
+            if self._runner is not None:
+                self._evaluate_seen(seen, self._runner)
         except Wrong as wrong:
             raise self._failure(fault, where, wrong) from run.error
         return outcome
@@ -292,7 +304,7 @@ class Runs:
             self._evaluate_end(run, core.sequence, core.state_hash())
             return "unnoticed"
         self._evaluate_going_on(run, store, fault, recorder)
-        return "went on"
+        return WENT_ON
 
     def _evaluate_end(self, run: _LastRun, sequence: int, hash: int | None) -> None:
         end = self._ends[run.number]
@@ -355,8 +367,13 @@ class Runs:
 
     # ---- the file after the run
 
-    def _evaluate_file(self, recorder: Recorder) -> tuple[bytes, int, int]:
-        """The file in the next run. Returns the file, and the bounds on its commit, for a check."""
+    def _seen(self, recorder: Recorder) -> _Seen:
+        """The run until now."""
+        image = self._path.read_bytes() if self._runner is not None else b""
+        return _Seen(image, Recording(self._medium, self._base, *recorder.trace.raw()))
+
+    def _evaluate_file(self, recorder: Recorder) -> _Seen:
+        """The file in the next run. Returns the run until this store is changed."""
         recording = Recording(self._medium, self._base, *recorder.trace.raw())
         marks = Marks(recording)
         written = engine.image(recording, Schedule(len(recording), "all"), Options()) == self._path.read_bytes()
@@ -378,7 +395,7 @@ class Runs:
             self._require_valid(store)
             if not written:
                 raise Wrong("the file holds other bytes than the store wrote")
-            image = self._path.read_bytes() if self._runner is not None else b""
+            seen = self._seen(recorder)
             store[PROBE] = np.ones(2000)
             store.commit()
             self._require_valid(store)
@@ -386,7 +403,7 @@ class Runs:
             raise Wrong(f"the reopened store does not work: {error}") from error
         finally:
             hooks.kill(store)
-        return image, marks.acknowledged, marks.started
+        return seen
 
     @staticmethod
     def _require_valid(store: pmstore.Store) -> None:
@@ -394,11 +411,19 @@ class Runs:
         if not report.ok:
             raise Wrong(f"the reopened store is damaged: {report}")
 
-    def _evaluate_crashes(self, recording: Recording) -> None:
+    def _evaluate_seen(self, seen: _Seen, runner: CheckRunner) -> None:
+        """The user's check."""
+        marks = Marks(seen.recording)
+        said = runner(seen.image, marks.acknowledged, marks.started)
+        if said is not None:
+            raise Wrong(f"after reopening the check said: {said}")
+        self._evaluate_crashes(seen.recording, runner)
+
+    def _evaluate_crashes(self, recording: Recording, runner: CheckRunner | None) -> None:
         """Evaluate crashes since the fault, where the recording begins to differ from that of the run without one."""
         tail = beginning_at(recording, first_difference(recording, self._recording))
         options = Options(budget=CRASHES, seed=self._seed, depth=0)
-        tally, found = engine.explore(tail, options, self._runner)
+        tally, found = engine.explore(tail, options, runner)
         self.crashes += tally.evaluated
         if found is not None:
             verdict = found.verdict

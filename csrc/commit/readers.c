@@ -118,7 +118,7 @@ void pm_readers_poll(pm_store *store)
 
 void pm_readers_begin(pm_store *store)
 {
-    if (!store->media.trace && !store->media.read_only) set_lock(store->media.fd, BEGUN_BYTE);
+    if (!store->media.read_only) set_lock(store->media.fd, BEGUN_BYTE); /* no event: a recording is the same */
 }
 
 bool pm_readers_begun(int fd)

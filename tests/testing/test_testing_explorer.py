@@ -23,6 +23,8 @@ from pmstore.testing import Crash, CrashExplorer, CrashFailure, CrashReport, Cra
 from pmstore.testing import _explorer as module
 from pmstore.testing._base.progress import terminal
 from pmstore.testing._base.scratch import Scratch, sweep
+from pmstore.testing._store.recording import Recorder
+from tests.conftest import Medium
 
 
 @pytest.fixture
@@ -144,6 +146,40 @@ def test_an_estimator_is_explored(explorer: CrashExplorer) -> None:
     data = np.random.default_rng(0).normal(size=(60, 3))
     with explorer.recording(budget=60) as path:
         KMeans(n_clusters=3, n_init=1, max_iter=3, random_state=0, store=path).fit(data)
+
+
+def test_a_workload_that_reads_what_it_commits(medium: Medium, explorer: CrashExplorer, tmp_path: Path) -> None:
+    """A recorded store is read like any other, and what is recorded does not depend on that."""
+
+    def work(store: pmstore.Store, look: Callable[[pmstore.Store, pmstore.Store, int], None]) -> None:
+        large = store.create_array("large", 100_000, "i8")
+        store["n"] = 0
+        store.commit()
+        with pmstore.open(store.path, "r") as reader:
+            for n in range(1, 13):
+                with store.transaction():
+                    large.fill(n)
+                    store["n"] = n
+                look(store, reader, n)
+
+    def reading(store: pmstore.Store, reader: pmstore.Store, n: int) -> None:
+        assert store.read("n") == n
+        assert (store.read("large") == n).all()
+        assert reader.refresh() == store.sequence
+        assert reader["n"] == n and (reader["large"] == n).all()
+        assert reader.wait(timeout=0) == (store.sequence, "timeout")
+        copy = tmp_path / f"{n}-{len(os.listdir(tmp_path))}.pm"
+        assert store.backup(copy) == store.sequence
+        with pmstore.open(copy, "r") as found:
+            assert found["n"] == n
+
+    explorer.run(partial(work, look=reading), check=lambda store: None, budget=20, media=medium.name)
+    recordings = []
+    for number, look in enumerate((reading, lambda *_: None)):
+        with Recorder(medium.directory / f"{number}.pm", medium.name, 7) as recorder, pmstore.open(recorder.path) as s:
+            work(s, look)
+        recordings.append(recorder.recording)
+    assert recordings[0] == recordings[1]
 
 
 def test_directories_are_of_their_own_and_go(tmp_path: Path) -> None:

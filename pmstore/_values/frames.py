@@ -83,9 +83,14 @@ def _hash(contents: bytes) -> bytes:
 
 
 def shared(value: Any) -> bool:
-    """Whether others use the arrays of a frame or series, as far as this pandas keeps account of it."""
-    accounts: list[Any] = [getattr(block, "refs", None) for block in _blocks(value)]
-    return any(account.has_reference() for account in accounts if hasattr(account, "has_reference"))
+    """Whether others use the arrays of a frame or series and copy them before a change, as far as this pandas keeps
+    account of it."""
+    pandas, blocks = _pandas(), _blocks(value)
+    if int(pandas.__version__.partition(".")[0]) < 3 and pandas.options.mode.copy_on_write is not True:
+        return False
+    own = {id(None), *map(id, blocks), *map(id, value.axes)}  # None: a user that is gone
+    accounts = [getattr(getattr(block, "refs", None), "referenced_blocks", ()) for block in blocks]
+    return any(id(user()) not in own for users in accounts for user in users)
 
 
 def _blocks(value: Any) -> Any:

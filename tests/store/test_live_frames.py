@@ -1,0 +1,159 @@
+"""Frames of pandas whose arrays are live: what pandas makes of them is not, and changes that are lost are told."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pmstore
+
+MADE_OF_A_FRAME = {
+    "rename": lambda frame: frame.rename(columns=str.upper),
+    "reset_index": lambda frame: frame.reset_index(drop=True),
+    "astype": lambda frame: frame.astype("f8"),
+    "assign": lambda frame: frame.assign(z=1.0),
+    "columns": lambda frame: frame[["x", "n"]],
+    "column": lambda frame: frame["x"],
+    "rows": lambda frame: frame.iloc[:2],
+    "concat": lambda frame: pytest.importorskip("pandas").concat([frame], axis=1),
+    "shallow": lambda frame: frame.copy(deep=False),
+    "nullable": lambda frame: frame[["n"]].rename(columns=str.upper),
+    "renamed column": lambda frame: frame["x"].rename("y"),
+}
+
+
+def copies_on_write() -> Any:
+    """pandas, or a skip of the test if its frames share what is written."""
+    pandas = pytest.importorskip("pandas")
+    if int(pandas.__version__.partition(".")[0]) < 3:
+        pytest.skip("before pandas 3, what is made of a frame may share its arrays")
+    return pandas
+
+
+@pytest.mark.parametrize("between", ["", "commit", "rollback", "commits and reads", "assigned"])
+@pytest.mark.parametrize("way", MADE_OF_A_FRAME)
+def test_what_pandas_makes_of_a_frame_is_not_live(open_store: Any, way: str, between: str) -> None:
+    """Also when the frame that the store gave is gone: pandas promises a copy."""
+    pandas = copies_on_write()
+    frame = pandas.DataFrame({"x": [1.0, 2.0, 3.0], "n": pandas.array([1, 2, 3], "Int64")})
+    with open_store() as store:
+        store["f"] = frame
+        store.commit()
+        made = MADE_OF_A_FRAME[way](store["f"])
+        for turn in range(5 if between == "commits and reads" else bool(between)):
+            if turn:
+                assert store["f"].loc[0, "x"] == 1.0
+            store["k"] = turn
+            if between == "assigned":
+                store["f"] = store["f"]
+            (store.rollback if between == "rollback" else store.commit)()
+        made.iloc[(0,) * made.ndim] = 99
+        assert 99 in made.to_numpy()
+        pandas.testing.assert_frame_equal(store["f"], frame)
+        store["f"].loc[1, "x"] = -1.0  # this is
+    with open_store(mode="r") as store:
+        assert store["f"]["x"].tolist() == [1.0, -1.0, 3.0]
+
+
+def test_a_frame_is_kept_for_what_is_made_of_it_and_no_longer(store: Any) -> None:
+    pandas = copies_on_write()
+    store["f"] = pandas.DataFrame({"x": [1.0, 2.0]})
+    store.commit()
+    frame = store["f"]
+    given, made = weakref.ref(frame), frame.rename(columns=str.upper)
+    del frame
+    for _ in range(4):
+        store.commit()
+        assert given() is not None
+    made.loc[0, "X"] = -1.0  # now it has arrays of its own
+    store.commit()
+    assert given() is None
+    for change in (  # a frame keeps neither another one nor itself
+        lambda frame: frame.sum(),
+        lambda frame: frame.__setitem__("y", frame["x"]),
+        lambda frame: setattr(frame, "index", frame["x"]),
+        lambda frame: frame.set_index("x", drop=False, inplace=True),
+    ):
+        frame = store["f"]
+        change(frame)
+        given = weakref.ref(frame)
+        store["f"] = frame[["x"]].copy()
+        del frame
+        store.commit()
+        assert given() is None
+
+
+def test_a_change_of_a_frame_that_the_store_lacks_is_told(store: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    store["f"] = pandas.DataFrame({"x": [1.0, 2.0], "text": ["a", "b"]})
+    store["s"] = pandas.Series([1.0, 2.0])
+    store.commit()
+    frame, series = store["f"], store["s"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        store.commit()
+        frame.loc[0, "x"], series.loc[0] = 5.0, 5.0
+        assert frame.describe().shape and len(frame.rename(columns=str.upper)) == 2
+        store.commit()
+    assert store["f"].loc[0, "x"] == store["s"].loc[0] == 5.0
+
+    def told(what: str) -> None:
+        with pytest.warns(pmstore.LostUpdateWarning, match=f"'{what}' was read from the store and changed, but not"):
+            store.commit()
+
+    frame["x"] = frame["x"] * 2  # an array of its own
+    told("f")
+    assert store["f"].loc[0, "x"] == 5.0
+    store["f"] = frame
+    frame = store["f"]
+    assert frame.loc[0, "x"] == 10.0
+    frame["more"] = 1
+    told("f")
+    series.index = [3, 4]
+    told("s")
+    copies_on_write()
+    frame = store["f"]
+    column = frame["x"]
+    frame.loc[0, "x"] = -1.0  # pandas copies, because the column is in use
+    told("f")
+    assert column[0] == store["f"].loc[0, "x"] == 10.0
+
+
+COPIES = {
+    "text": lambda frame: frame.loc.__setitem__((0, "text"), "c"),
+    "object": lambda frame: frame.loc.__setitem__((0, "object"), 2),
+    "zoned": lambda frame: frame.loc.__setitem__((0, "zoned"), frame["zoned"][1]),
+    "a name": lambda frame: setattr(frame.index, "name", "row"),
+    "attrs": lambda frame: frame.attrs.update(unit="m"),
+    "a row": lambda frame: frame.loc.__setitem__(0, frame.loc[1]),
+    "order": lambda frame: frame.sort_values("x", ascending=False, inplace=True),
+}
+
+
+@pytest.mark.parametrize("where", ["name", "attribute", "element"])
+@pytest.mark.parametrize("change", COPIES)
+def test_a_change_of_a_copy_in_a_frame_is_told(store: Any, change: str, where: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    zoned = pandas.date_range("2020", periods=2, tz="Europe/Berlin")
+    texts = pandas.array(["a", "b"], "string[python]")
+    value = pandas.DataFrame({"x": [1.0, 2.0], "text": texts, "zoned": zoned, "object": np.array([1, "a"], object)})
+    if where == "name":
+        store["f"] = value
+    elif where == "attribute":
+        store.attrs["f"] = value
+    else:
+        store.create_list("l").append(value)
+    store.commit()
+    frame = store["f"] if where == "name" else store.attrs["f"] if where == "attribute" else store["l"][0]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        store.commit()
+        store.commit()
+    COPIES[change](frame)
+    with pytest.warns(pmstore.LostUpdateWarning, match="was read from the store and changed"):
+        for _ in range(4):
+            store.commit()

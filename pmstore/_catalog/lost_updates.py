@@ -18,6 +18,7 @@ from __future__ import annotations
 import functools
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from typing import Any, NamedTuple
 
@@ -31,6 +32,8 @@ __all__ = ["LARGEST", "Form", "LostUpdates", "Moved"]
 LARGEST = 64 << 20  # bytes encoded: larger ones would take too much memory for a warning
 _EACH = 1 << 9  # bytes that take as long to encode as the fixed work of checking one copy
 _AT_ONCE = _EACH + (1 << 10)  # the limit for both together, for the copies that every commit checks
+_LONG = 1 << 20  # instead of the size of a form that has become one of all contents
+_LOOKS = 16  # kept values that a commit looks at
 _SWEEP = 64, 1 << 20  # number and encoded bytes of copies handed out before unreferenced ones are forgotten
 # The references to a value that only LostUpdates has: the _Seen's attribute and getrefcount's argument.
 _OURS = 2
@@ -40,13 +43,14 @@ class Form(NamedTuple):
     """The form in which a change of a copy shows, if that is not its encoding.
 
     of: gives it of a copy. stored: it, as the store has the parts of the value; the type's `encode` may give others of
-    an equal value. again: gives it of another copy of what is stored under a key. shared: whether the copy must be
-    kept, because others use its arrays.
+    an equal value. again: gives it of another copy of what is stored under a key. cost: bytes that take as long to
+    encode as `of` takes, if that is longer. shared: whether the copy must be kept, because others use its arrays.
     """
 
     of: Callable[[Any], bytes]
     stored: bytes
     again: Callable[[bytes], bytes] | None = None
+    cost: int = 0
     shared: Callable[[Any], bool] | None = None
 
 
@@ -57,7 +61,7 @@ class _Seen:
         self.key = key
         self.what = what
         self.value = value  # None: no longer checked
-        self.size = len(encoded if form is None else form.stored)
+        self.size = len(encoded) if form is None else max(len(form.stored), form.cost)
         self.form = None if form is None else form.of
         self.again = None if form is None else form.again
         self.shared = None if form is None else form.shared
@@ -101,7 +105,7 @@ class LostUpdates:
         self._stored = stored
         self._commits = 0
         self.seen: dict[int, _Seen] = {}  # by the value's id, which stays unique because the _Seen refers to the value
-        self.kept: list[_Kept] = []
+        self.kept: deque[_Kept] = deque()
         self.clear()
 
     def __bool__(self) -> bool:
@@ -109,7 +113,8 @@ class LostUpdates:
 
     def clear(self) -> None:
         """Forget every value that was handed out."""
-        self._keep(self.seen.values())
+        for seen in self.seen.values():
+            self._keep(seen)
         self.seen.clear()
         self._of: dict[bytes, set[_Seen]] = {}  # by the key of the entry that they are copies of
         self._due: dict[int, list[_Seen]] = {}  # by the commit that checks them
@@ -142,6 +147,7 @@ class LostUpdates:
             seen.form = form and (seen.form or form)  # its own one knows the arrays with which it was handed out
             if seen.form is not None:
                 seen.checksum = hash64(seen.form(value))
+                seen.size = max(seen.size, _LONG)
 
     def taken(self, value: Any) -> None:
         """The value was removed from the store, and is the program's own now."""
@@ -177,8 +183,10 @@ class LostUpdates:
         Every commit calls this once. all_of_them: check also values that are not due yet.
         """
         self._commits += 1
-        if self.kept:
-            self._keep()
+        for _ in range(min(len(self.kept), _LOOKS)):
+            one = self.kept.popleft()
+            if one.shared(one.value):
+                self.kept.append(one)
         now = self._due.pop(self._commits, [])
         if all_of_them:
             now, self._due = list(self.seen.values()), {}
@@ -211,7 +219,7 @@ class LostUpdates:
         try:
             now = hash64((seen.form or encode)(seen.value))
             if now != seen.checksum and seen.form and seen.again and now == hash64(seen.again(seen.key)):
-                seen.checksum = now
+                seen.checksum, seen.size = now, max(seen.size, _LONG)
         except Exception:  # the value now holds something that can't be stored, or another thread is changing it
             now = -1
         if now == seen.checksum:
@@ -230,8 +238,7 @@ class LostUpdates:
 
     def _forget(self, seen: _Seen) -> None:
         """Don't check a copy any more."""
-        if seen.shared is not None:
-            self._keep([seen])
+        self._keep(seen)
         self.seen.pop(id(seen.value), None)
         seen.value = None
         same = self._of.get(_entry(seen.key), set())
@@ -239,10 +246,10 @@ class LostUpdates:
         if not same:
             self._of.pop(_entry(seen.key), None)
 
-    def _keep(self, forgotten: Iterable[_Seen] = ()) -> None:
-        """Keep the values among these whose arrays others use, and of those that were kept before."""
-        new = [_Kept(seen.value, seen.shared) for seen in forgotten if seen.shared is not None]
-        self.kept = [one for one in (*self.kept, *new) if one.shared(one.value)]
+    def _keep(self, seen: _Seen) -> None:
+        """Keep a value that is forgotten, if others use its arrays."""
+        if seen.shared is not None and seen.shared(seen.value):
+            self.kept.append(_Kept(seen.value, seen.shared))
 
 
 class _Kept(NamedTuple):

@@ -55,6 +55,7 @@ __all__ = [
 Read = Callable[[bytes, str, Entry], Any]
 
 _SHOWN = 6  # parts in a listing
+_SLOW = 1 << 11  # bytes that take as long to encode as asking pandas
 
 
 class Head(NamedTuple):
@@ -272,25 +273,32 @@ def get(catalog: Catalog, key: bytes, what: str, entry: Entry) -> Any:
         # `encode` may take long, so it is called only when the value is checked.
         form = Form(outline, _packed(kept.name, outlines, others), again)
         if kept.made_of is not None:
-            form = _form_by_objects(value, kept.made_of, kept.shared)
+            outline = functools.partial(small, live=None)
+            form = _form_by_objects(value, kept.made_of, outline)._replace(again=again, shared=kept.shared)
         catalog.lost_updates.handed_out(key, what, value, entry.meta, form)
     return value
 
 
-def _form_by_objects(value: Any, made_of: Callable[[Any], list[Any]], shared: Callable[[Any], bool] | None) -> Form:
-    first = made_of(value)
-    stored = bytes(16 * len(first))  # to compare them takes as long as to encode this
+def _form_by_objects(value: Any, made_of: Callable[[Any], list[Any]], whole: Callable[[Any], bytes]) -> Form:
+    """Nothing, as long as a value is made of the same objects; otherwise its contents."""
+    made = made_of(value)
+    first = list(map(_brief, made))
+    cost = _SLOW + sum(len(one) if isinstance(one, bytes) else 16 for one in made)
 
     def of(now: Any) -> bytes:
-        objects = made_of(now)
+        objects = list(map(_brief, made_of(now)))
         same = len(objects) == len(first) and all(map(_same, objects, first))
-        return stored if same else repr([one if isinstance(one, bytes) else id(one) for one in objects]).encode()
+        return b"" if same else whole(now)
 
-    return Form(of, stored, shared=shared)
+    return Form(of, b"", cost=cost)
+
+
+def _brief(one: Any) -> Any:
+    return hash64(one).to_bytes(8, "little") if isinstance(one, bytes) else one
 
 
 def _same(now: Any, before: Any) -> bool:
-    if now is before or (isinstance(now, bytes) and now == before):
+    if now is before or (isinstance(now, bytes | tuple) and now == before):
         return True
     return isinstance(now, np.ndarray) and isinstance(before, np.ndarray) and _place(now) == _place(before)
 
@@ -302,14 +310,16 @@ def release(catalog: Catalog, entry: Entry) -> None:
             catalog.core.release(row.entry.offset, row.entry.length)
 
 
-def small(value: Any, live: Mapping[str, Any] = MappingProxyType({})) -> bytes:
+def small(value: Any, live: Mapping[str, Any] | None = MappingProxyType({})) -> bytes:
     """The parts of an object that a lost update would change: all but the elements of its arrays that are live. Raises
     the errors of `encode`.
 
-    live: the places of its arrays when it was read. Of an array in another place, the elements count, too.
+    live: the places of its arrays when it was read; None: none is live. Of an array in another place, the elements
+    count, too.
     """
     name, items = parts_of(value) or ("", {})
-    outlines = {part: _outline(one, live.get(part)) for part, one in items.items() if _is_live(one)}
+    places = dict.fromkeys(items, ()) if live is None else live
+    outlines = {part: _outline(one, places.get(part)) for part, one in items.items() if _is_live(one)}
     return _packed(name, outlines, {part: encode(one) for part, one in items.items() if part not in outlines})
 
 

@@ -30,7 +30,6 @@ from typing import Any
 
 import numpy as np
 
-from pmstore._core import hash64
 from pmstore._values.registry import Decode, Encode
 from pmstore._values.texts import arrow_of, arrow_parts, list_of, list_parts
 from pmstore._values.values import encode
@@ -39,7 +38,7 @@ __all__ = ["by_number", "how", "made_of", "part_name", "shared"]
 
 _NULLABLE = {f"{sign}Int{size}" for sign in ("", "U") for size in (8, 16, 32, 64)} | {"Float32", "Float64", "boolean"}
 _MANY = 1000  # texts, from which on they are arrays
-_QUICK = 100_000  # objects whose hashes take some milliseconds
+_QUICK = 800_000  # bytes that are compared in some milliseconds: 100,000 objects or times
 _LABEL = 60  # characters of a column's label in the name of a part, at most
 _LABEL_BYTES = 120  # of them, as the name of a part has at most 255 bytes, and more may follow the label
 
@@ -54,12 +53,14 @@ def how(kind: Any) -> tuple[Encode, Decode]:
 
 
 def made_of(value: Any) -> list[Any]:
-    """The objects that a frame or series is made of, as far as this pandas shows them: its axes and arrays, and bytes
-    for what can be changed in place."""
+    """The objects that a frame or series is made of, as far as this pandas shows them: its axes and arrays, and tuples
+    and bytes for what can be changed in place."""
     axes = [getattr(axis, "_id", None) or axis for axis in value.axes]  # that of a view is the same
-    names = repr([*(list(axis.names) for axis in value.axes), value.attrs]).encode()
+    named = [(*axis.names, getattr(axis, "freq", None)) for axis in value.axes]
+    about = (*named, getattr(value, "name", None) if value.ndim == 1 else None, value.flags.allows_duplicate_labels)
+    attrs = encode(dict(value.attrs)) if value.attrs else b""
     arrays = [block.values for block in _blocks(value)]
-    return [*axes, names, *arrays, *map(_changing, arrays)]
+    return [about, attrs, *axes, *arrays, *map(_changing, arrays)]
 
 
 def _changing(values: Any) -> Any:
@@ -71,15 +72,14 @@ def _changing(values: Any) -> Any:
         return texts
     times = getattr(values, "asi8", None)
     if times is not None:
-        return _hash(times.tobytes())
-    if (isinstance(values, np.ndarray) or type(values).__name__ == "StringArray") and values.size <= _QUICK:
-        missing = _pandas().NA
-        return _hash(encode([None if one is missing else one for one in values.ravel().tolist()]))
-    return None
-
-
-def _hash(contents: bytes) -> bytes:
-    return hash64(contents).to_bytes(8, "little")
+        return times.tobytes() if times.nbytes <= _QUICK else None
+    if not isinstance(values, np.ndarray) and type(values).__name__ != "StringArray":
+        return None
+    missing = _pandas().NA
+    found: list[Any] = values.ravel().tolist() if values.nbytes <= _QUICK else []
+    objects: list[Any] = [None if one is missing else one for one in found]
+    quick = sum(len(one) for one in objects if type(one) in (str, bytes)) <= _QUICK
+    return encode(objects) if objects and quick else None
 
 
 def shared(value: Any) -> bool:

@@ -200,7 +200,7 @@ def _pandas(kind: Any) -> tuple[Encode, Decode]:
 
 
 def _arrays_of(matrix: Any) -> list[Any]:
-    names = ("data", "indices", "indptr", "coords", "row", "col")
+    names = ("data", "indices", "indptr", "coords", "row", "col", "_shape")
     return [vars(matrix).get(name) for name in names]
 
 

@@ -29,8 +29,8 @@ class Registered(NamedTuple):
     """How values of a type are kept. watched: whether a copy that was changed gives a LostUpdateWarning.
 
     Two more for types whose values share arrays with others, and copy them before a change. made_of: the objects that a
-    value is made of; a change that is no longer one of the live arrays replaces one of them. shared: whether others use
-    the arrays of a value now.
+    value is made of, which are compared by identity, or tuples and bytes; a change that is not one of the live arrays
+    shows in one of them. shared: whether others use the arrays of a value now.
     """
 
     type: type

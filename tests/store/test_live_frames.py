@@ -103,7 +103,8 @@ def test_a_change_of_a_frame_that_the_store_lacks_is_told(store: Any) -> None:
 
     def told(what: str) -> None:
         with pytest.warns(pmstore.LostUpdateWarning, match=f"'{what}' was read from the store and changed, but not"):
-            store.commit()
+            for _ in range(32):
+                store.commit()
 
     frame["x"] = frame["x"] * 2  # an array of its own
     told("f")
@@ -156,4 +157,48 @@ def test_a_change_of_a_copy_in_a_frame_is_told(store: Any, change: str, where: s
     COPIES[change](frame)
     with pytest.warns(pmstore.LostUpdateWarning, match="was read from the store and changed"):
         for _ in range(4):
+            store.commit()
+
+
+EQUAL = {
+    "labels": lambda frame: setattr(frame, "columns", list(frame.columns)),
+    "index": lambda frame: setattr(frame, "index", pytest.importorskip("pandas").RangeIndex(len(frame))),
+    "column": lambda frame: frame.__setitem__("x", frame["x"].to_numpy()),
+    "no missing ones": lambda frame: frame.fillna({"x": 0.0}, inplace=True),
+}
+
+
+@pytest.mark.parametrize("change", EQUAL)
+def test_a_frame_with_other_arrays_of_the_same_contents(store: Any, change: str) -> None:
+    pandas = pytest.importorskip("pandas")
+    store["f"] = pandas.DataFrame({"x": [1.0, 2.0], "text": ["a", "b"]})
+    store.commit()
+    frame = store["f"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pmstore.LostUpdateWarning)
+        EQUAL[change](frame)
+        for _ in range(3):
+            store.commit()
+    frame.loc[:, "text"] = "c"
+    with pytest.warns(pmstore.LostUpdateWarning, match="'f' was read from the store and changed"):
+        for _ in range(8):
+            store.commit()
+
+
+def test_a_column_that_was_new_when_the_frame_was_assigned(store: Any) -> None:
+    """The store has a copy of it."""
+    pandas = pytest.importorskip("pandas")
+    store["f"] = pandas.DataFrame({"x": [1.0, 2.0]})
+    frame = store["f"]
+    frame["y"] = 1.0
+    store["f"] = frame
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        frame.loc[0, "x"] = 5.0
+        for _ in range(4):
+            store.commit()
+    assert store["f"].loc[0, "x"] == 5.0
+    frame.loc[0, "y"] = 9.0
+    with pytest.warns(pmstore.LostUpdateWarning, match="'f' was read from the store and changed"):
+        for _ in range(16):
             store.commit()

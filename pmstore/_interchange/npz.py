@@ -5,9 +5,10 @@ from __future__ import annotations
 import ast
 import contextlib
 import math
+import struct
 import zipfile
 from collections.abc import Iterator
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -21,6 +22,13 @@ __all__ = ["Npz"]
 _HEAD = 1 << 20  # bytes of a member's head, at most
 _DOCUMENT = 16 << 20  # bytes of JSON that a few compressed ones may become; `export` compresses none
 _DOCUMENTS = (VALUES, ATTRIBUTES, HINTS)
+# Records of a zip file: each with its signature, and the fields that are looked at.
+_MEMBER, _LOCAL = b"PK\x03\x04", struct.Struct("<4s2xH18x2H")  # flags, the lengths of name and extra field
+_ENTRY, _CENTRAL = b"PK\x01\x02", struct.Struct("<4s24x3H12x")  # the lengths of name, extra field and comment
+_LAST, _END = b"PK\x05\x06", struct.Struct("<4s6xHL4xH")  # entries, bytes of the directory, length of the comment
+_LAST64, _END64 = b"PK\x06\x06", struct.Struct("<4sQ20xQQ8x")  # length of what follows, entries, bytes
+_LOCATOR = 20  # bytes between the last two
+_UTF8 = 0x800  # the flag of names in UTF-8
 
 
 class Npz(Format):
@@ -50,7 +58,9 @@ class Npz(Format):
     def read(self, path: str) -> Iterator[Found]:
         with contextlib.ExitStack() as stack:
             with damage(path):
-                archive = stack.enter_context(zipfile.ZipFile(path))
+                file = stack.enter_context(open(path, "rb"))
+                archive = stack.enter_context(zipfile.ZipFile(file))
+                _require_whole(file, archive)
                 found = _look(path, archive)
             yield found
 
@@ -69,6 +79,38 @@ def _head_of(one: Described, order: str) -> bytes:
     width = 2 if version == 1 else 4
     encoded += b" " * (-(8 + width + len(encoded) + 1) % 64) + b"\n"
     return b"\x93NUMPY" + bytes([version, 0]) + len(encoded).to_bytes(width, "little") + encoded
+
+
+def _require_whole(file: IO[bytes], archive: zipfile.ZipFile) -> None:
+    """Raise ValueError unless zipfile has found all members, by the names that they have themselves.
+
+    zipfile reads the directory up to the size in the end record, and counts nothing: an entry whose length is damaged
+    hides those behind it. It may also take another zip file, in a member, for the whole if the end record is damaged.
+    """
+    members = archive.infolist()
+    file.seek(archive.start_dir)
+    for _ in members:
+        _, *lengths = _record(file.read(_CENTRAL.size), _CENTRAL, _ENTRY)
+        file.seek(sum(lengths), 1)
+    known = len(members), file.tell() - archive.start_dir
+    end = file.read(1 << 17)  # more than the longest comment
+    large = end.startswith(_LAST64)
+    if large:
+        _, length, *told = _record(end, _END64, _LAST64)
+        end = end[12 + length + _LOCATOR :]
+    _, entries, nbytes, comment = _record(end, _END, _LAST)
+    require(known == (tuple(told) if large else (entries, nbytes)), "its directory is damaged")
+    require(len(end) == _END.size + comment, "it does not end with its directory")
+    for member in members:
+        file.seek(member.header_offset)
+        _, flags, length, _ = _record(file.read(_LOCAL.size), _LOCAL, _MEMBER)
+        name = file.read(length).decode("utf-8" if flags & _UTF8 else "cp437")
+        require(name == member.orig_filename, f"the member {name!r} is {member.orig_filename!r} in its directory")
+
+
+def _record(data: bytes, kind: struct.Struct, signature: bytes) -> tuple[Any, ...]:
+    require(len(data) >= kind.size and data.startswith(signature), "its directory is damaged")
+    return kind.unpack_from(data)
 
 
 def _look(path: str, archive: zipfile.ZipFile) -> Found:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import math
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -14,7 +15,7 @@ import numpy as np
 from pmstore._errors import InterchangeError
 from pmstore._interchange.forms import ATTRIBUTES, HINTS, VALUES, Hints, in_json, json_of
 from pmstore._interchange.found import Found, Stored, Unsupported, damage, require
-from pmstore._interchange.source import PIECE, Described, Format, Source, elsewhere, rows_per_piece
+from pmstore._interchange.source import PIECE, Described, Format, Place, Source, elsewhere, places
 from pmstore._interchange.text import as_text
 from pmstore._values.as_json import to_json
 from pmstore._values.dtypes import descriptor_of, dtype_of
@@ -54,7 +55,7 @@ class Hdf5(Format):
                     source.written(one.nbytes)
                     continue
                 made = file.create_dataset(one.name, one.shape, kind)
-                for place, piece in source.rows(one, rows_per_piece(one, PIECE)) if one.nbytes else ():
+                for place, piece in source.blocks(one, PIECE) if one.nbytes else ():
                     made[place] = _for_h5py(one.name, piece, kind)
                     source.written(piece.nbytes)
             others = {}
@@ -279,32 +280,32 @@ def _dataset(h5py: Any, path: str, member: Any, name: str, found: Found) -> None
             if not member.ndim:
                 yield _elements(np.asarray(member[()]), dtype)
                 return
-            rows = _rows_of(member)
             plain = dtype.kind in _SCALARS and member.dtype == dtype
-            buffer = np.empty((min(rows, member.shape[0]), *member.shape[1:]), dtype) if plain else None
-            for at in range(0, member.shape[0], rows):
-                if buffer is None:
-                    yield _elements(member[at : at + rows], dtype)
-                else:
-                    part = buffer[: min(rows, member.shape[0] - at)]
-                    member.read_direct(part, np.s_[at : at + len(part)])
-                    yield part
+            buffer = np.empty(0, dtype)
+            for place in _places(member):
+                if not plain:
+                    yield _elements(member[place], dtype)
+                    continue
+                shape = [part.stop - part.start for part in place]
+                if buffer.size < math.prod(shape):
+                    buffer = np.empty(math.prod(shape), dtype)
+                block = buffer[: math.prod(shape)].reshape(shape)
+                member.read_direct(block, place)
+                yield block
 
     found.arrays.append(Stored(name, (*member.shape, *inner), dtype, "C", pieces))
 
 
-def _rows_of(member: Any) -> int:
-    """The rows that are read at once."""
-    rows: int = max(1, PIECE // max(1, member.dtype.itemsize * int(np.prod(member.shape[1:], dtype=object))))
-    chunk = 1 if member.chunks is None else int(member.chunks[0])
-    return -(-rows // chunk) * chunk
+def _places(member: Any) -> Iterator[Place]:
+    """The places of the blocks in which a dataset is read."""
+    return places(member.shape, member.dtype.itemsize, PIECE, member.chunks or ())
 
 
 def _longest(member: Any) -> int:
     """The characters of the longest text in a dataset of UTF-8."""
     if not member.ndim:
         return len(member[()].decode())
-    parts = (member[at : at + _rows_of(member)] for at in range(0, member.shape[0], _rows_of(member)))
+    parts = (member[place] for place in _places(member))
     return max((int(np.char.str_len(np.char.decode(part, "utf-8")).max()) for part in parts if part.size), default=0)
 
 

@@ -24,12 +24,15 @@ from pmstore._values.tensors import array_of_tensor, is_tensor
 from pmstore._values.types import is_text
 from pmstore._values.values import encode
 
-__all__ = ["Described", "Format", "Progress", "Source", "free", "rows_per_piece", "whole_elements"]
+__all__ = ["Described", "Format", "Place", "Progress", "Source", "free", "places", "whole_elements"]
 
 Progress = Callable[[int, int], object]
+Place = tuple[slice, ...]  # where a block is in an array
 
 PIECE = 4 << 20  # bytes that are written or read at once, about
 _LIVE = 64 << 20  # the same, of arrays that are in memory: for the sake of progress only
+_MOST = 16  # pieces that are read at once, at most, to have whole chunks of a file
+_MANY = 1 << 13  # chunks of a file that are read at once, at most: its library takes some KiB for each
 _COPIED = 1 << 20  # bytes from which on arrays of a snapshot are copied piece by piece
 
 
@@ -182,29 +185,31 @@ class Source:
         """ "C" or "F"."""
         return self._kept[described.name][0]
 
-    def flat(self, described: Described, order: str, nbytes: int = 0) -> Iterator[np.ndarray[Any, Any]]:
-        """The elements in an order, in contiguous 1-d arrays. nbytes: of each but the last, if the elements are copied
-        from a snapshot. The next one may have the memory of the last one."""
-        kept, _ = self._kept[described.name]
-        if described.nbytes >= _COPIED and order == kept and (core := self._snapshot_core(described)) is not None:
-            yield from self._copied(core, described, nbytes or whole_elements(described.dtype))
+    def flat(self, described: Described, order: str) -> Iterator[np.ndarray[Any, Any]]:
+        """The elements in an order, in contiguous 1-d arrays. The next one may have the memory of the last one."""
+        if (copied := self._copier(described, order)) is not None:
+            step = whole_elements(described.dtype)
+            for at in range(0, described.nbytes, step):
+                yield copied(at, min(step, described.nbytes - at))
         elif described.nbytes:
             yield from chunks(self.read(described), order)
 
-    def rows(self, described: Described, rows: int) -> Iterator[tuple[Any, np.ndarray[Any, Any]]]:
-        """The elements in parts of so many rows, with their places."""
-        row = described.nbytes // max(1, described.shape[0]) if described.shape else 0
-        c_order = self._kept[described.name][0] == "C"
-        if row and described.nbytes >= _COPIED and c_order and self._snapshot_core(described):
-            for i, piece in enumerate(self.flat(described, "C", rows * row)):
-                yield slice(i * rows, (i + 1) * rows), piece.reshape(-1, *described.shape[1:])
-            return
-        array = self.read(described)
-        if not array.ndim:
-            yield (), array
-        rows = max(rows, rows_per_piece(described, _LIVE))
-        for at in range(0, len(array), rows) if array.ndim else ():
-            yield slice(at, at + rows), array[at : at + rows]
+    def blocks(
+        self, described: Described, nbytes: int, chunks: tuple[int, ...] = ()
+    ) -> Iterator[tuple[Place, np.ndarray[Any, Any]]]:
+        """The elements in blocks (see `places`), with their places. The next one may have the memory of the last one.
+        Those of an array that is in memory may be larger."""
+        copied, at = self._copier(described, "C"), 0
+        array = self.read(described) if copied is None else None
+        nbytes = nbytes if array is None else _LIVE
+        for place in places(described.shape, described.dtype.itemsize, nbytes, chunks):
+            if array is not None:
+                yield place, array[place or ...]
+            elif copied is not None:
+                shape = [part.stop - part.start for part in place]
+                piece = copied(at, math.prod(shape) * described.dtype.itemsize)
+                at += piece.nbytes
+                yield place, piece.reshape(shape)
 
     def _snapshot_core(self, described: Described) -> Any:
         """The core of a snapshot, from which pieces of an array can be copied; None for other mappings and parts."""
@@ -213,22 +218,32 @@ class Source:
         core = getattr(getattr(self._mapping, "_catalog", None), "core", None)
         return core if core is not None and getattr(core, "snapshot", None) is not None else None
 
-    def _copied(self, core: Any, described: Described, nbytes: int) -> Iterator[np.ndarray[Any, Any]]:
-        """Verified pieces of an array in a snapshot: a whole copy would need its memory, and time to get that."""
+    def _copier(self, described: Described, order: str) -> Callable[[int, int], np.ndarray[Any, Any]] | None:
+        """Verified pieces of an array in a snapshot, by their first byte and number of bytes: a whole copy would need
+        its memory, and time to get that. None for other arrays, and if they are in another order."""
+        core = self._snapshot_core(described)
+        if core is None or described.nbytes < _COPIED or self.order(described) != order:
+            return None
         mapping: Any = self._mapping
         entry = core.get(key_of(mapping._full(described.name)))
         if entry is None or entry.length < described.nbytes:
             raise ValueError(f"{described.name!r} has changed while it was exported")
-        buffer = np.empty(min(nbytes, described.nbytes), np.uint8)
-        for at in range(0, described.nbytes, nbytes):
-            piece = buffer[: min(nbytes, described.nbytes - at)]
+        buffer = np.empty(0, np.uint8)
+
+        def copied(at: int, nbytes: int) -> np.ndarray[Any, Any]:
+            nonlocal buffer
+            if len(buffer) < nbytes:
+                buffer = np.empty(nbytes, np.uint8)
+            piece = buffer[:nbytes]
             try:
                 with mapping._catalog.lock:
                     core.require_open()
-                    core.snapshot.copy(entry.offset, entry.length, at, pointer_to(piece), piece.nbytes)
+                    core.snapshot.copy(entry.offset, entry.length, at, pointer_to(piece), nbytes)
             except UNSOUND as error:
                 raise of(described.name, error) from error
-            yield piece.view(described.dtype)
+            return piece.view(described.dtype)
+
+        return copied
 
     def written(self, nbytes: int) -> None:
         self._done += nbytes
@@ -274,10 +289,34 @@ def whole_elements(dtype: np.dtype[Any]) -> int:
     return max(1, PIECE // max(1, dtype.itemsize)) * dtype.itemsize
 
 
-def rows_per_piece(described: Described, nbytes: int) -> int:
-    """The rows of an array that take about so many bytes."""
-    rows = described.shape[0] if described.shape else 1
-    return max(1, nbytes // max(1, described.nbytes // max(1, rows)))
+def places(shape: tuple[int, ...], itemsize: int, nbytes: int, chunks: tuple[int, ...] = ()) -> Iterator[Place]:
+    """The places of blocks that have all elements of an array, in C order: each block is contiguous in that order.
+
+    nbytes: of a block, about. chunks: the shape of a file's chunks. Blocks have whole ones, so that each is decoded
+    once. Where these would be over `_MOST` pieces, a block has that size, and a chunk is decoded for several blocks.
+    """
+    if 0 in shape:
+        return
+    if not shape:
+        yield ()
+        return
+    parts = [min(n, chunk) for n, chunk in zip(shape, chunks or (1,) * len(shape), strict=True)]
+    counts = [-(-n // part) if chunks else 1 for n, part in zip(shape, parts, strict=True)]
+    for axis in range(len(shape)):  # blocks follow each other along this one, and have one index of those before it
+        inner = max(1, itemsize * math.prod(shape[axis + 1 :]))  # bytes at an index
+        across = math.prod(counts[axis + 1 :])  # chunks there
+        if inner <= _MOST * PIECE and across <= _MANY:
+            break
+    layers = nbytes // (inner * parts[axis])
+    if chunks:
+        layers = min(layers, _MANY // across)
+    step = max(1, layers) * parts[axis]
+    if step * inner > max(nbytes, _MOST * PIECE):
+        step = max(1, _MOST * PIECE // inner)
+    rest = tuple(slice(0, n) for n in shape[axis + 1 :])
+    for index in np.ndindex(shape[:axis]):
+        for at in range(0, shape[axis], step):
+            yield *(slice(i, i + 1) for i in index), slice(at, min(at + step, shape[axis])), *rest
 
 
 def elsewhere(dtype: np.dtype[Any]) -> str:

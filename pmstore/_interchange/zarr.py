@@ -13,7 +13,7 @@ import numpy as np
 
 from pmstore._interchange.forms import ATTRIBUTES, HINTS, VALUES, Hints
 from pmstore._interchange.found import Found, Stored, Unsupported, damage, require
-from pmstore._interchange.source import Described, Format, Source, elsewhere
+from pmstore._interchange.source import Described, Format, Source, elsewhere, places
 from pmstore._interchange.text import as_text
 from pmstore._values.as_json import to_json
 
@@ -90,9 +90,8 @@ class Zarr(Format):
 
     @staticmethod
     def _fill(made: Any, source: Source, one: Described) -> None:
-        rows = made.chunks[0] if one.shape else 1
-        for place, piece in source.rows(one, rows):
-            made[place] = piece.astype(one.little, copy=False)
+        for place, piece in source.blocks(one, _CHUNK, made.chunks):
+            made[place or ...] = piece.astype(one.little, copy=False)
             source.written(piece.nbytes)
 
     @contextlib.contextmanager
@@ -170,13 +169,8 @@ def _stored(path: str, name: str, member: Any) -> Stored:
 
     def pieces() -> Iterator[np.ndarray[Any, Any]]:
         with damage(path, name):
-            if not member.ndim:
-                yield np.ascontiguousarray(member[...])
-                return
-            row = dtype.itemsize * math.prod(member.shape[1:])
-            rows = member.chunks[0] * max(1, _CHUNK // max(1, member.chunks[0] * row))
-            for at in range(0, member.shape[0], rows):
-                yield np.ascontiguousarray(member[at : at + rows], dtype)
+            for place in places(member.shape, dtype.itemsize, _CHUNK, member.chunks):
+                yield np.ascontiguousarray(member[place or ...], dtype)
 
     return Stored(name, tuple(member.shape), dtype, "C", pieces)
 

@@ -35,6 +35,7 @@ WAITED: dict[int, str] = {
     lib.PM_WAITED_TIME: "timeout",
     lib.PM_WAITED_CLOSED: "closed",
     lib.PM_WAITED_DIED: "died",
+    lib.PM_WAITED_SIGNAL: "signal",
 }
 
 

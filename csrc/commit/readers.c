@@ -178,9 +178,9 @@ void pm_readers_unmap(uint8_t *marker)
     if (marker) munmap(marker - PM_DURABLE_MARKER_PLACE, PM_PAGE);
 }
 
-bool pm_readers_wait(int fd, uint8_t *marker, uint32_t seen, uint64_t nanoseconds)
+int pm_readers_wait(int fd, uint8_t *marker, uint32_t seen, uint64_t nanoseconds)
 {
     const struct timespec time = {.tv_nsec = (long)nanoseconds};
     set_lock(fd, WAITING_BYTE);
-    return !syscall(SYS_futex, marker, FUTEX_WAIT, seen, &time) || errno != EFAULT;
+    return syscall(SYS_futex, marker, FUTEX_WAIT, seen, &time) ? errno : 0;
 }

@@ -43,7 +43,8 @@ uint8_t *pm_readers_map(int fd);
 void pm_readers_unmap(uint8_t *marker);
 
 /* Waits until the low half of the durable marker's sequence number is no longer `seen`, or for so many nanoseconds.
- * They are less than a second. False if the file can't be waited for. */
-bool pm_readers_wait(int fd, uint8_t *marker, uint32_t seen, uint64_t nanoseconds);
+ * They are less than a second. Returns the error of the kernel, or 0. EFAULT: the file can't be waited for. EINTR: a
+ * signal came. */
+int pm_readers_wait(int fd, uint8_t *marker, uint32_t seen, uint64_t nanoseconds);
 
 #endif

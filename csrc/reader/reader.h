@@ -148,7 +148,8 @@ typedef enum {
     PM_WAITED_COMMIT = 1, /* there is a newer commit */
     PM_WAITED_TIME,       /* the time is over */
     PM_WAITED_CLOSED,     /* nobody has the store open for writing: it was closed */
-    PM_WAITED_DIED        /* the same, and it was not closed */
+    PM_WAITED_DIED,       /* the same, and it was not closed */
+    PM_WAITED_SIGNAL      /* the thread got a signal: call again after its handler, which may end the wait */
 } pm_waited;
 
 /* Keeps what waits for commits need, so that a wait ends soon after the commit.

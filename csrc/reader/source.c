@@ -211,7 +211,12 @@ pm_status pm_source_wait(const pm_waiter *waiter, uint64_t after, uint64_t nanos
         uint64_t passed = pm_readers_time() - begun, left = passed < nanoseconds ? nanoseconds - passed : 0;
         *why = PM_WAITED_TIME;
         if (!left) return PM_OK;
-        if (!pm_readers_wait(waiter->fd, waiter->marker, seen, left < LIFE_EVERY ? left : LIFE_EVERY))
+        int ended = pm_readers_wait(waiter->fd, waiter->marker, seen, left < LIFE_EVERY ? left : LIFE_EVERY);
+        if (ended == EINTR) {
+            *why = PM_WAITED_SIGNAL;
+            return PM_OK;
+        }
+        if (ended == EFAULT)
             return pm_fail(PM_IO, "commits of this file can't be waited for: it was cut short, or is on a file system "
                                   "without shared mappings");
     }

@@ -108,7 +108,8 @@ class Following(NameMapping):
     def wait(self, after: int | None = None, timeout: float = float("inf")) -> Waited:
         """Sleep until there is a durable commit newer than `after`, by default than the one that this store shows.
 
-        It costs no processor time. Call `refresh` then: `wait` changes nothing that the store shows.
+        It costs no processor time. Call `refresh` then: `wait` changes nothing that the store shows. Handlers of
+        signals run meanwhile, and may end the wait by an exception, as Ctrl-C does.
 
         Parameters
         ----------
@@ -129,12 +130,12 @@ class Following(NameMapping):
         known = self.sequence if after is None else operator.index(after)
         waiter = self._waiting()  # another thread may close the store meanwhile
         begun = time.monotonic()
-        while True:  # in slices, so that signals are handled
+        while True:  # a signal ends a wait; in slices, for one that comes just before it, or to another thread
             left = limit - (time.monotonic() - begun)
             waited = Waited(*waiter.wait(known, max(0.0, min(left, _SLICE))))
             if waited.event in ("closed", "died"):
                 self._refuse_replaced()
-            if waited.event != "timeout" or left <= _SLICE:
+            if waited.event != "signal" and (waited.event != "timeout" or left <= _SLICE):
                 return waited
             self._catalog.core.require_open()
 

@@ -7,6 +7,7 @@ import errno
 import gc
 import os
 import resource
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ import pytest
 
 import pmstore
 from pmstore._snapshot import Snapshot
+from pmstore._store import following
 from pmstore._values import values
 from tests.conftest import run_in_fork
 from tests.store.test_interrupts import signalled_at
@@ -97,6 +99,31 @@ def test_wait_where_nothing_can_come(writer: pmstore.Store, reader: pmstore.Stor
     for after in (None, 0, writer.sequence):
         with pytest.raises(pmstore.ClosedStoreError):
             reader.wait(after, timeout=0)
+
+
+@pytest.mark.parametrize("which", ["writer", "reader"])
+def test_signals_end_a_wait(
+    writer: pmstore.Store, reader: pmstore.Store, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their handlers run while it lasts, and not only between two slices of it."""
+    monkeypatch.setattr(following, "_SLICE", 600.0)
+    seen: list[int] = []
+
+    def handle(number: int, frame: object) -> None:
+        seen.append(number)
+        if len(seen) == 10:
+            raise KeyboardInterrupt
+
+    store = writer if which == "writer" else reader
+    before = signal.signal(signal.SIGALRM, handle)
+    signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            store.wait(timeout=5)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert store.wait(timeout=0) == (writer.sequence, "timeout")
 
 
 def in_a_fork(store: pmstore.Store, sequence: int) -> None:

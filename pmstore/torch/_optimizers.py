@@ -39,7 +39,7 @@ class OptimizerTensors:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise TypeError("persist can't keep an LBFGS, whose state has lists of tensors that grow")
         for name, one in vars(optimizer).items():
-            if isinstance(one, torch.optim.Optimizer) and one.state is not optimizer.state:
+            if isinstance(one, torch.optim.Optimizer) and one.state is not optimizer.state and _shared(one, optimizer):
                 kind = type(optimizer)
                 raise TypeError(
                     f"persist can't keep a {kind.__module__}.{kind.__qualname__}: the state is that of another "
@@ -177,7 +177,8 @@ class OptimizerTensors:
         optimizer = self.optimizer
         if optimizer is None:
             return
-        self._give_groups(optimizer)
+        for parameter in self._give_groups(optimizer):
+            optimizer.state.pop(parameter, None)
         for group, values in zip(optimizer.param_groups, self._settings[HYPERPARAMETERS]):
             for name, value in values.items():
                 now = group.get(name)
@@ -188,9 +189,6 @@ class OptimizerTensors:
         parameters = {
             self._key_of[id(parameter)]: parameter for group in optimizer.param_groups for parameter in group["params"]
         }
-        members = set(map(id, parameters.values()))
-        for other in [one for one in optimizer.state if isinstance(one, torch.Tensor) and id(one) not in members]:
-            del optimizer.state[other]
         self._kept, self._seen = {}, []
         states: dict[str, dict[str, Any]] = {}
         for where in self._tensors:
@@ -212,20 +210,30 @@ class OptimizerTensors:
         self._groups = [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
         self._encoded = {name: encode(value) for name, value in self._settings.items()}
 
-    def _give_groups(self, optimizer: Any) -> None:
-        """Undo what a transaction that was rolled back has done to the groups."""
+    def _give_groups(self, optimizer: Any) -> list[torch.Tensor]:
+        """Undo what a transaction that was rolled back has done to the groups. Returns the parameters that are in none
+        any more."""
         groups = optimizer.param_groups
+        before = [parameter for group in groups for parameter in group["params"]]
         for number, keys in enumerate(self._settings[GROUPS]):
             wanted = [self._parameters[key] for key in keys]
             if number == len(groups):
                 groups.append({"params": wanted})
             elif list(map(id, groups[number]["params"])) != list(map(id, wanted)):
-                groups[number]["params"] = wanted
+                groups[number]["params"][:] = wanted
         del groups[len(self._settings[GROUPS]) :]
+        now = {id(parameter) for group in groups for parameter in group["params"]}
+        return [parameter for parameter in before if id(parameter) not in now]
 
     def held(self) -> bool:
         """Whether the store has an optimizer."""
         return CLASS in self._settings
+
+
+def _shared(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:
+    """Whether two optimizers step a parameter both."""
+    first, second = ({id(p) for group in o.param_groups for p in group["params"]} for o in (one, other))
+    return not first.isdisjoint(second)
 
 
 def _is_constant(value: Any) -> bool:

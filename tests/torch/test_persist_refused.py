@@ -92,6 +92,13 @@ class Divided(torch.optim.Optimizer):
         self.optim.step()
 
 
+def test_an_optimizer_with_one_of_other_parameters(store: pmstore.Store) -> None:
+    module, other = nn.Linear(3, 3), nn.Linear(3, 3)
+    optimizer = torch.optim.Adam(module.parameters())
+    optimizer.helper = torch.optim.SGD(other.parameters(), 0.1)  # type: ignore[attr-defined]
+    assert not persist(module, optimizer, store).resumed
+
+
 def test_what_persist_can_not_keep(store: pmstore.Store, monkeypatch: pytest.MonkeyPatch) -> None:
     module, optimizer = build()
     for wrong, text in (

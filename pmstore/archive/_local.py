@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import os
 import secrets
 import stat
@@ -124,7 +125,7 @@ class LocalPlace(Place):
             path = self._path(name)
             with self._refusals(name, "deleted"):
                 try:
-                    os.unlink(path)
+                    self._there(functools.partial(os.unlink, path))
                 except (FileNotFoundError, NotADirectoryError):
                     continue
                 folders.add(os.path.dirname(path))

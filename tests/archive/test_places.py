@@ -436,6 +436,18 @@ def test_a_folder_that_is_away_for_a_moment(after: int, below: bool, tmp_path: P
     assert [found[version]["x"] for version in found.versions()] == list(range(20)) and found.verify().ok
 
 
+def test_nothing_is_deleted_in_a_folder_that_is_away(tmp_path: Path) -> None:
+    place = LocalPlace(str(tmp_path / "disk"))
+    place.put("parts/a", [b"x"])
+    (tmp_path / "disk").rename(tmp_path / "away")
+    with pytest.raises(pmstore.ArchiveUnavailableError, match="has gone") as caught:
+        place.delete(["parts/a"])
+    assert caught.value.transient
+    (tmp_path / "away").rename(tmp_path / "disk")
+    place.delete(["parts/a", "parts/b"])
+    assert place.list("parts") == []
+
+
 def test_a_place_without_an_archive_is_told(tmp_path: Path) -> None:
     """Such as a misspelt one."""
     states = dict[int, int]()

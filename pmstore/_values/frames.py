@@ -88,9 +88,14 @@ def shared(value: Any) -> bool:
     pandas, blocks = _pandas(), _blocks(value)
     if int(pandas.__version__.partition(".")[0]) < 3 and pandas.options.mode.copy_on_write is not True:
         return False
-    own = {id(None), *map(id, blocks), *map(id, value.axes)}  # None: a user that is gone
-    accounts = [getattr(getattr(block, "refs", None), "referenced_blocks", ()) for block in blocks]
-    return any(id(user()) not in own for users in accounts for user in users)
+    index = value.index
+    indices = [] if type(index) is pandas.RangeIndex else [index]
+    indices += [*getattr(index, "_levels", ()), *getattr(index, "levels", ())]
+    indices += [block.values.categories for block in blocks if hasattr(block.values, "categories")]
+    own = {id(None), *map(id, blocks), *map(id, indices)}  # None: a user that is gone
+    accounts = [getattr(block, "refs", None) for block in blocks]
+    accounts += [getattr(index, "_references", None) for index in indices]
+    return any(id(user()) not in own for one in accounts for user in getattr(one, "referenced_blocks", ()))
 
 
 def _blocks(value: Any) -> Any:
@@ -342,5 +347,6 @@ def _index_of(described: Any, name: str, parts: Parts) -> Any:
     values = _column_of(column, name, parts)
     index = pandas.Index(values, dtype=values.dtype, name=label, copy=False)
     if freq is not None:
-        index.freq = freq
+        with contextlib.suppress(ValueError):  # a program has changed the array under it
+            index.freq = freq
     return index

@@ -59,6 +59,27 @@ def test_what_pandas_makes_of_a_frame_is_not_live(open_store: Any, way: str, bet
         assert store["f"]["x"].tolist() == [1.0, -1.0, 3.0]
 
 
+@pytest.mark.parametrize("what", ["numbers", "times", "categories", "levels"])
+def test_what_pandas_makes_of_an_index_is_not_live(open_store: Any, what: str) -> None:
+    pandas = copies_on_write()
+    index = pandas.date_range("2020", periods=3) if what == "times" else pandas.Index([10.0, 20.0, 30.0])
+    frame = pandas.DataFrame({"c": pandas.Categorical([5.0, 6.0, 5.0])}, index=index)
+    if what == "levels":
+        frame.index = pandas.MultiIndex.from_product([[1.0, 2.0, 3.0], ["a"]])
+    with open_store() as store:
+        store["f"] = frame
+        store.commit()
+        given = store["f"]
+        indices = {"categories": given["c"].cat.categories, "levels": getattr(given.index, "levels", [None])[0]}
+        made = pandas.Series(indices[what] if what in indices else given.index)
+        del given, indices
+        store.commit()
+        store.commit()
+        made[0] = made[1]
+    with open_store(mode="r") as store:
+        pandas.testing.assert_frame_equal(store["f"], frame, check_freq=True)
+
+
 def test_a_frame_is_kept_for_what_is_made_of_it_and_no_longer(store: Any) -> None:
     pandas = copies_on_write()
     store["f"] = pandas.DataFrame({"x": [1.0, 2.0]})

@@ -57,6 +57,10 @@ class Copies:
             self._opened = Retrying(place_of(self.url), stop, lambda error: tell("%s", error), patience=PATIENCE)
         return self._opened
 
+    def let_go(self) -> None:
+        """Take the place as it is when it is needed next, also if its folder has gone meanwhile."""
+        self._opened = None
+
     def is_due(self, shard: int, epoch: int, marks: Marks) -> bool:
         """Whether the state of a shard before this epoch is to be copied: it is decided, and the commit before was
         that of an epoch before the shard's turn."""

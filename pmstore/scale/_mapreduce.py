@@ -259,6 +259,8 @@ class MapReduce(Resumable):
         with self._at_work(chosen, timeout, directory, copies):
             state = super().run(store, name, commit_every=commit_every)
             self._pmstore_parts = self._recovery(store) if directory else None
+            if copies is not None:
+                copies.let_go()
             return state
 
     def local_parts(self, name: str) -> LazyParts:

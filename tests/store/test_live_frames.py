@@ -71,7 +71,7 @@ def test_what_pandas_makes_of_an_index_is_not_live(open_store: Any, what: str) -
         store.commit()
         given = store["f"]
         indices = {"categories": given["c"].cat.categories, "levels": getattr(given.index, "levels", [None])[0]}
-        made = pandas.Series(indices[what] if what in indices else given.index)
+        made = pandas.Series(indices.get(what, given.index))
         del given, indices
         store.commit()
         store.commit()

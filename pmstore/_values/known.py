@@ -200,8 +200,9 @@ def _pandas(kind: Any) -> tuple[Encode, Decode]:
 
 
 def _arrays_of(matrix: Any) -> list[Any]:
-    names = ("data", "indices", "indptr", "coords", "row", "col", "_shape")
-    return [vars(matrix).get(name) for name in names]
+    own = vars(matrix)
+    names = ("data", "indices", "indptr", "row", "col", "_shape")
+    return [*(own.get(name) for name in names), *own.get("coords", ())]
 
 
 def _made_of(frame: Any) -> list[Any]:

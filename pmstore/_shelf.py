@@ -92,8 +92,11 @@ class Shelf:
         """A transaction for a with statement: it commits, or rolls back if an exception leaves it."""
         return self.store.transaction()
 
-    def tx_begin(self) -> None:
-        """Begin a transaction, as `transaction` does. A second one, inside it, joins it."""
+    def tx_begin(self, variables: Any = None) -> None:
+        """Begin a transaction, as `transaction` does. A second one, inside it, joins it.
+
+        PyMM takes the variables that the transaction changes. Here it includes all changes, whatever is listed.
+        """
         transaction = self.transaction()
         transaction.__enter__()
         self._transactions.append(transaction)

@@ -45,9 +45,9 @@ class Described(NamedTuple):
 
     @property
     def little(self) -> np.dtype[Any]:
-        """The same, little-endian."""
+        """The same, little-endian. Of two integers of one size that numpy has, such as long and longlong, the usual."""
         found: np.dtype[Any] = self.dtype.newbyteorder("<")
-        return found
+        return np.dtype(found.str) if found.kind in "iu" else found
 
     @property
     def nbytes(self) -> int:

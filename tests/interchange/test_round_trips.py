@@ -159,6 +159,15 @@ def test_scalars_of_numpy(tmp_path: Path, form: str, array: bool) -> None:
         assert all(type(second[name]) is (np.ndarray if array else type(EACH[int(name)])) for name in second)
 
 
+@pytest.mark.parametrize("dtype", [np.longlong, np.ulonglong, np.long, ">i8"])
+def test_two_integers_of_one_size(tmp_path: Path, form: str, dtype: Any) -> None:
+    with pmstore.open(":memory:") as first, pmstore.open(":memory:") as second:
+        first["x"] = np.arange(3, dtype=dtype)
+        pmstore.export(first, tmp_path / "x", form)
+        pmstore.load_into(second, tmp_path / "x", form)
+        assert second["x"].tolist() == [0, 1, 2] and second["x"].dtype == np.dtype(dtype)
+
+
 def test_groups_and_some_names(store: pmstore.Store, tmp_path: Path, form: str) -> None:
     store["m/w"], store["m/k"], store["other"] = np.arange(3.0), 5, np.ones(2)
     store.attrs("m")["of"] = "m"

@@ -81,7 +81,7 @@ def test_what_leaves_by_an_exception_is_rolled_back(tmp_path: Path) -> None:
         assert s.x.tolist() == [0, 0]
         with s.transaction():
             s.x += 1
-        s.tx_begin()
+        s.tx_begin([s.x])
         s.tx_begin()
         s.x += 1
         s.tx_end()

@@ -7,10 +7,6 @@ larger ones are checked after 2, 4, 8, ... commits, so that merely holding copie
 all of them.
 
 Views of rows that have moved, because their array grew, are checked at the next commit, too (see `growing.py`).
-
-A frame of pandas whose arrays others use is kept beyond its last check. pandas 3 copies on write: what was made of a
-frame, as by `rename`, shares the frame's arrays, and copies them before it writes as long as it knows another user.
-Without the frame it would write to the arrays of the store.
 """
 
 from __future__ import annotations
@@ -27,13 +23,13 @@ from pmstore._core import hash64
 from pmstore._values.array import Array
 from pmstore._values.values import encode
 
-__all__ = ["LARGEST", "Form", "LostUpdates", "Moved"]
+__all__ = ["LARGEST", "Form", "Guards", "LostUpdates", "Moved"]
 
 LARGEST = 64 << 20  # bytes encoded: larger ones would take too much memory for a warning
 _EACH = 1 << 9  # bytes that take as long to encode as the fixed work of checking one copy
 _AT_ONCE = _EACH + (1 << 10)  # the limit for both together, for the copies that every commit checks
 _LONG = 1 << 20  # instead of the size of a form that has become one of all contents
-_LOOKS = 16  # kept values that a commit looks at
+_LOOKS = 16  # guards that a commit looks at
 _SWEEP = 64, 1 << 20  # number and encoded bytes of copies handed out before unreferenced ones are forgotten
 # The references to a value that only LostUpdates has: the _Seen's attribute and getrefcount's argument.
 _OURS = 2
@@ -44,18 +40,17 @@ class Form(NamedTuple):
 
     of: gives it of a copy. stored: it, as the store has the parts of the value; the type's `encode` may give others of
     an equal value. again: gives it of another copy of what is stored under a key. cost: bytes that take as long to
-    encode as `of` takes, if that is longer. shared: whether the copy must be kept, because others use its arrays.
+    encode as `of` takes, if that is longer.
     """
 
     of: Callable[[Any], bytes]
     stored: bytes
     again: Callable[[bytes], bytes] | None = None
     cost: int = 0
-    shared: Callable[[Any], bool] | None = None
 
 
 class _Seen:
-    __slots__ = ("again", "checksum", "form", "key", "shared", "size", "stored", "value", "wait", "what")
+    __slots__ = ("again", "checksum", "form", "key", "size", "stored", "value", "wait", "what")
 
     def __init__(self, key: bytes, what: str, value: Any, encoded: bytes, form: Form | None) -> None:
         self.key = key
@@ -64,7 +59,6 @@ class _Seen:
         self.size = len(encoded) if form is None else max(len(form.stored), form.cost)
         self.form = None if form is None else form.of
         self.again = None if form is None else form.again
-        self.shared = None if form is None else form.shared
         self.stored = hash64(encoded)  # of what the store has
         self.checksum = self.stored if form is None else hash64(form.stored)  # of the value when it last equalled that
         self.wait = 1  # commits between two checks
@@ -98,14 +92,13 @@ class LostUpdates:
 
     __slots__ = (
         *("_commits", "_due", "_new", "_new_bytes", "_of", "_stored", "_sweep_at"),
-        *("changed", "kept", "moved", "seen"),
+        *("changed", "guards", "moved", "seen"),
     )
 
     def __init__(self, stored: Callable[[bytes], bytes | None]) -> None:
         self._stored = stored
         self._commits = 0
-        self.seen: dict[int, _Seen] = {}  # by the value's id, which stays unique because the _Seen refers to the value
-        self.kept: deque[_Kept] = deque()
+        self.guards = Guards()
         self.clear()
 
     def __bool__(self) -> bool:
@@ -113,9 +106,7 @@ class LostUpdates:
 
     def clear(self) -> None:
         """Forget every value that was handed out."""
-        for seen in self.seen.values():
-            self._keep(seen)
-        self.seen.clear()
+        self.seen: dict[int, _Seen] = {}  # by the value's id, which stays unique because the _Seen refers to the value
         self._of: dict[bytes, set[_Seen]] = {}  # by the key of the entry that they are copies of
         self._due: dict[int, list[_Seen]] = {}  # by the commit that checks them
         self.changed: list[str] = []  # warnings
@@ -148,6 +139,7 @@ class LostUpdates:
             if seen.form is not None:
                 seen.checksum = hash64(seen.form(value))
                 seen.size = max(seen.size, _LONG)
+        self.guards.sweep()
 
     def taken(self, value: Any) -> None:
         """The value was removed from the store, and is the program's own now."""
@@ -183,10 +175,7 @@ class LostUpdates:
         Every commit calls this once. all_of_them: check also values that are not due yet.
         """
         self._commits += 1
-        for _ in range(min(len(self.kept), _LOOKS)):
-            one = self.kept.popleft()
-            if one.shared(one.value):
-                self.kept.append(one)
+        self.guards.sweep()
         now = self._due.pop(self._commits, [])
         if all_of_them:
             now, self._due = list(self.seen.values()), {}
@@ -238,7 +227,6 @@ class LostUpdates:
 
     def _forget(self, seen: _Seen) -> None:
         """Don't check a copy any more."""
-        self._keep(seen)
         self.seen.pop(id(seen.value), None)
         seen.value = None
         same = self._of.get(_entry(seen.key), set())
@@ -246,15 +234,60 @@ class LostUpdates:
         if not same:
             self._of.pop(_entry(seen.key), None)
 
-    def _keep(self, seen: _Seen) -> None:
-        """Keep a value that is forgotten, if others use its arrays."""
-        if seen.shared is not None and seen.shared(seen.value):
-            self.kept.append(_Kept(seen.value, seen.shared))
+
+class Guards:
+    """Objects in pandas' accounts of arrays, where blocks have gone whose arrays others use (see `frames.guarded`).
+
+    Falsy as long as there are none.
+    """
+
+    __slots__ = ("_placed", "_watched")
+
+    def __init__(self) -> None:
+        self._watched: set[_Watched] = set()  # which tells when its block is gone
+        self._placed: deque[tuple[_Watched, _Guard]] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._placed)
+
+    def watch(self, block: Any, account: Any, blocks: Callable[[], Collection[Any]]) -> None:
+        """Place a guard when the block is gone, if the account has others then. blocks: those of the frame now, which
+        may be new ones for the same arrays, as after ``del frame["x"]``."""
+        watched = _Watched(block, self._gone)
+        watched.account, watched.blocks = account, blocks
+        self._watched.add(watched)
+
+    def _gone(self, watched: _Watched) -> None:
+        """pandas' thread calls this, without a lock."""
+        self._watched.discard(watched)
+        account = watched.account
+        if any(user() is not None for user in account.referenced_blocks):
+            guard = _Guard()
+            account.referenced_blocks.append(weakref.ref(guard))
+            self._placed.append((watched, guard))
+
+    def sweep(self) -> None:
+        """Forget some guards that nobody needs any more: the others are gone, or are the block of the frame itself."""
+        for _ in range(min(len(self._placed), _LOOKS)):
+            watched, guard = self._placed.popleft()
+            account = watched.account
+            users = [user for found in account.referenced_blocks if (user := found()) is not None and user is not guard]
+            if len(users) == 1 and any(block is users[0] for block in watched.blocks()):
+                account.referenced_blocks.remove(weakref.ref(guard))
+                self.watch(users[0], account, watched.blocks)
+            elif users:
+                self._placed.append((watched, guard))
 
 
-class _Kept(NamedTuple):
-    value: Any
-    shared: Callable[[Any], bool]
+class _Guard:
+    __slots__ = ("__weakref__",)
+
+
+class _Watched(weakref.ref):  # type: ignore[type-arg]
+    __slots__ = ("account", "blocks")
+
+    account: Any
+    blocks: Callable[[], Collection[Any]]
 
 
 def _entry(key: bytes) -> bytes:

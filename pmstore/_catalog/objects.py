@@ -274,7 +274,9 @@ def get(catalog: Catalog, key: bytes, what: str, entry: Entry) -> Any:
         form = Form(outline, _packed(kept.name, outlines, others), again)
         if kept.made_of is not None:
             outline = functools.partial(small, live=None)
-            form = _form_by_objects(value, kept.made_of, outline)._replace(again=again, shared=kept.shared)
+            form = _form_by_objects(value, kept.made_of, outline)._replace(again=again)
+        if kept.guarded is not None:
+            kept.guarded(value, catalog.lost_updates.guards)
         catalog.lost_updates.handed_out(key, what, value, entry.meta, form)
     return value
 

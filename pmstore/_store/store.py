@@ -226,7 +226,7 @@ class Store(Following):
         if not self._lock.idle:  # this or another thread is in a transaction; a call here would be slow
             self._refuse_inside("commit")
         catalog, lost = self._catalog, self._catalog.lost_updates
-        if lost.seen or lost.changed or lost.moved or lost.kept or self._companions:
+        if lost.seen or lost.changed or lost.moved or lost.guards or self._companions:
             self._lock.inner.call(self._commit_now)
         else:  # the quick path: an 8-byte commit is little work
             self._lock.inner.call(catalog.lock.call, catalog.core.commit)
@@ -273,7 +273,7 @@ class Store(Following):
         if self._companions:
             for companion in list(self._companions):
                 companion.before_commit()
-        if lost.seen or lost.changed or lost.moved or lost.kept or (self._debug and only is not None):
+        if lost.seen or lost.changed or lost.moved or lost.guards or (self._debug and only is not None):
             self._warn_of_lost_updates(catalog.lock.call(self._commit_and_compare, only, closing))
         elif only is None:
             catalog.lock.call(catalog.core.commit)

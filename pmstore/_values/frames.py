@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import weakref
 from typing import Any
 
 import numpy as np
@@ -34,7 +35,7 @@ from pmstore._values.registry import Decode, Encode
 from pmstore._values.texts import arrow_of, arrow_parts, list_of, list_parts
 from pmstore._values.values import encode
 
-__all__ = ["by_number", "how", "made_of", "part_name", "shared"]
+__all__ = ["by_number", "guarded", "how", "made_of", "part_name"]
 
 _NULLABLE = {f"{sign}Int{size}" for sign in ("", "U") for size in (8, 16, 32, 64)} | {"Float32", "Float64", "boolean"}
 _MANY = 1000  # texts, from which on they are arrays
@@ -73,6 +74,9 @@ def _changing(values: Any) -> Any:
     times = getattr(values, "asi8", None)
     if times is not None:
         return times.tobytes() if times.nbytes <= _QUICK else None
+    if type(values).__name__ == "IntervalArray":
+        ends = [np.asarray(end) for end in (values.left, values.right)]
+        return b"".join(end.tobytes() for end in ends) if values.nbytes <= _QUICK else None
     if not isinstance(values, np.ndarray) and type(values).__name__ != "StringArray":
         return None
     missing = _pandas().NA
@@ -82,20 +86,23 @@ def _changing(values: Any) -> Any:
     return encode(objects) if objects and quick else None
 
 
-def shared(value: Any) -> bool:
-    """Whether others use the arrays of a frame or series and copy them before a change, as far as this pandas keeps
-    account of it."""
-    pandas, blocks = _pandas(), _blocks(value)
+def guarded(value: Any, guards: Any) -> None:
+    """Let others copy the arrays of a new frame or series before they write to them, as long as there are others.
+
+    guards: the store's (see `lost_updates.Guards`).
+
+    pandas 3 copies on write: what was made of a frame, as by `rename`, has blocks with the same arrays, and copies them
+    before it writes if it knows of another block. If the frame's block is gone, another object takes its place in
+    pandas' account, so that the last one does not write to the store. These accounts are no public interface; with a
+    pandas that has none, nothing is guarded. Before pandas 3, nothing copies on write unless an option says so.
+    """
+    pandas = _pandas()
     if int(pandas.__version__.partition(".")[0]) < 3 and pandas.options.mode.copy_on_write is not True:
-        return False
-    index = value.index
-    indices = [] if type(index) is pandas.RangeIndex else [index]
-    indices += [*getattr(index, "_levels", ()), *getattr(index, "levels", ())]
-    indices += [block.values.categories for block in blocks if hasattr(block.values, "categories")]
-    own = {id(None), *map(id, blocks), *map(id, indices)}  # None: a user that is gone
-    accounts = [getattr(block, "refs", None) for block in blocks]
-    accounts += [getattr(index, "_references", None) for index in indices]
-    return any(id(user()) not in own for one in accounts for user in getattr(one, "referenced_blocks", ()))
+        return
+    given = weakref.ref(value)
+    for block in _blocks(value):
+        if hasattr(getattr(block, "refs", None), "referenced_blocks"):
+            guards.watch(block, block.refs, lambda: _blocks(given()))
 
 
 def _blocks(value: Any) -> Any:
@@ -345,8 +352,9 @@ def _index_of(described: Any, name: str, parts: Parts) -> Any:
         return pandas.MultiIndex(levels, codes, names=label)
     freq, column = rest
     values = _column_of(column, name, parts)
+    if type(values) is not np.ndarray or values.flags.writeable:
+        values = values.copy()  # a series that is made of the index would write to the live array
     index = pandas.Index(values, dtype=values.dtype, name=label, copy=False)
     if freq is not None:
-        with contextlib.suppress(ValueError):  # a program has changed the array under it
-            index.freq = freq
+        index.freq = freq
     return index

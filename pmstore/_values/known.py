@@ -211,10 +211,10 @@ def _made_of(frame: Any) -> list[Any]:
     return frames.made_of(frame)
 
 
-def _shared(frame: Any) -> bool:
+def _guarded(frame: Any, guards: Any) -> None:
     from pmstore._values import frames
 
-    return frames.shared(frame)
+    frames.guarded(frame, guards)
 
 
 def _arrow(kind: Any) -> tuple[Encode, Decode]:
@@ -242,7 +242,7 @@ _TABLES: dict[str, tuple[list[str], Callable[[Any], tuple[Encode, Decode]]]] = {
 _WATCHED: dict[str, tuple[Any, ...]] = {
     "numpy.ma": (True,),
     "scipy.sparse": (True, _arrays_of),
-    "pandas": (True, _made_of, _shared),
+    "pandas": (True, _made_of, _guarded),
 }
 """The last fields of Registered, for modules whose values are watched."""
 

@@ -30,7 +30,7 @@ class Registered(NamedTuple):
 
     Two more for types whose values share arrays with others, and copy them before a change. made_of: the objects that a
     value is made of, which are compared by identity, or tuples and bytes; a change that is not one of the live arrays
-    shows in one of them. shared: whether others use the arrays of a value now.
+    shows in one of them. guarded: see `frames.guarded`.
     """
 
     type: type
@@ -39,7 +39,7 @@ class Registered(NamedTuple):
     decode: Decode
     watched: bool = True
     made_of: Callable[[Any], list[Any]] | None = None
-    shared: Callable[[Any], bool] | None = None
+    guarded: Callable[[Any, Any], None] | None = None
 
 
 class Parts(Mapping[str, Any]):

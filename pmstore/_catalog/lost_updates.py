@@ -45,7 +45,7 @@ class Form(NamedTuple):
 
     of: Callable[[Any], bytes]
     stored: bytes
-    again: Callable[[bytes], bytes] | None = None
+    again: Callable[[bytes], bytes]
     cost: int = 0
 
 

@@ -248,8 +248,8 @@ def get(catalog: Catalog, key: bytes, what: str, entry: Entry) -> Any:
         raise of(what, error) from error
     if kept is None or not kept.watched:
         return read(catalog, what, entry)
-    others: dict[str, bytes] = {}
     outlines: dict[str, Any] = {}
+    others: dict[str, bytes] = {}
     places: dict[str, Any] = {}
 
     def outlined(place: bytes, name: str, one: Entry) -> Any:
@@ -261,27 +261,28 @@ def get(catalog: Catalog, key: bytes, what: str, entry: Entry) -> Any:
             others[part] = catalog.encoded(one)
         return found
 
-    value = read(catalog, what, entry, outlined)
+    value = read(catalog, what, entry, outlined if kept.made_of is None else None)
     kept = registered(type(value))
     if kept is not None and kept.watched:
-        outline = functools.partial(small, live=places)
+        outline = functools.partial(small, live=places if kept.made_of is None else None)
 
         def again(key: bytes) -> bytes:
             one = catalog.core.get(key)
             return b"" if one is None or one.kind != OBJECT else outline(read(catalog, what, one))
 
-        # `encode` may take long, so it is called only when the value is checked.
-        form = Form(outline, _packed(kept.name, outlines, others), again)
         if kept.made_of is not None:
-            outline = functools.partial(small, live=None)
-            form = _form_by_objects(value, kept.made_of, outline)._replace(again=again)
+            form = _form_by_objects(value, kept.made_of, outline, again)
+        else:  # `encode` may take long, so it is called only when the value is checked
+            form = Form(outline, _packed(kept.name, outlines, others), again)
         if kept.guarded is not None:
             kept.guarded(value, catalog.lost_updates.guards)
         catalog.lost_updates.handed_out(key, what, value, entry.meta, form)
     return value
 
 
-def _form_by_objects(value: Any, made_of: Callable[[Any], list[Any]], whole: Callable[[Any], bytes]) -> Form:
+def _form_by_objects(
+    value: Any, made_of: Callable[[Any], list[Any]], whole: Callable[[Any], bytes], again: Callable[[bytes], bytes]
+) -> Form:
     """Nothing, as long as a value is made of the same objects; otherwise its contents."""
     made = made_of(value)
     first = list(map(_brief, made))
@@ -292,7 +293,7 @@ def _form_by_objects(value: Any, made_of: Callable[[Any], list[Any]], whole: Cal
         same = len(objects) == len(first) and all(map(_same, objects, first))
         return b"" if same else whole(now)
 
-    return Form(of, b"", cost=cost)
+    return Form(of, b"", again, cost)
 
 
 def _brief(one: Any) -> Any:

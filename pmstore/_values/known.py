@@ -66,9 +66,18 @@ def _load() -> None:
             continue  # an old version, or in the middle of its import
         for name, kind in zip(names, kinds):
             assert kind is not None
-            found = Registered(kind, f"{module}.{name}", *how(kind), *_WATCHED.get(module, (False,)))
+            found = Registered(kind, f"{module}.{name}", *how(kind), *_watching(module))
             _BY_TYPE[kind] = _BY_NAME[found.name] = found
         _LOADED.add(module)
+
+
+def _watching(module: str) -> tuple[Any, ...]:
+    """The last fields of Registered: how a module's values are watched."""
+    if module == "pandas":
+        from pmstore._values import frames
+
+        return True, frames.made_of, frames.guarded
+    return (True, _arrays_of) if module == "scipy.sparse" else (module == "numpy.ma",)
 
 
 # ---- numpy
@@ -205,18 +214,6 @@ def _arrays_of(matrix: Any) -> list[Any]:
     return [*(own.get(name) for name in names), *own.get("coords", ())]
 
 
-def _made_of(frame: Any) -> list[Any]:
-    from pmstore._values import frames
-
-    return frames.made_of(frame)
-
-
-def _guarded(frame: Any, guards: Any) -> None:
-    from pmstore._values import frames
-
-    frames.guarded(frame, guards)
-
-
 def _arrow(kind: Any) -> tuple[Encode, Decode]:
     from pmstore._values import tables
 
@@ -238,12 +235,5 @@ _TABLES: dict[str, tuple[list[str], Callable[[Any], tuple[Encode, Decode]]]] = {
     "polars": (["DataFrame", "Series"], _polars),
 }
 """Names of types by module, and how they are kept. A file can name no others."""
-
-_WATCHED: dict[str, tuple[Any, ...]] = {
-    "numpy.ma": (True,),
-    "scipy.sparse": (True, _arrays_of),
-    "pandas": (True, _made_of, _guarded),
-}
-"""The last fields of Registered, for modules whose values are watched."""
 
 _NAMES = {name for names, _ in _TABLES.values() for name in names}

@@ -77,6 +77,10 @@ def _watching(module: str) -> tuple[Any, ...]:
         from pmstore._values import frames
 
         return True, frames.made_of, frames.guarded
+    if module == "polars":
+        from pmstore._values import tables
+
+        return True, tables.made_of
     return (True, _arrays_of) if module == "scipy.sparse" else (module == "numpy.ma",)
 
 

@@ -18,7 +18,7 @@ from pmstore._values.frames import by_number, part_name
 from pmstore._values.registry import Decode, Encode
 from pmstore._values.texts import arrow_of, arrow_parts, in_one, validity
 
-__all__ = ["arrow", "polars"]
+__all__ = ["arrow", "made_of", "polars"]
 
 Parts = dict[str, Any]
 
@@ -33,6 +33,27 @@ def polars(kind: Any) -> tuple[Encode, Decode]:
     if kind.__name__ == "Series":
         return (lambda series: _frame_parts(series.to_frame())), (lambda parts: _frame_of(parts).to_series())
     return _frame_parts, _frame_of
+
+
+def made_of(value: Any) -> list[Any]:
+    """What shows whether a frame or series of polars has changed (see `frames.made_of`)."""
+    return [(_Kept(value),)]
+
+
+class _Kept:
+    """A frame or series that stays as it is, since polars never changes a buffer that another one has. Equal to another
+    one with equal labels, types and contents."""
+
+    __slots__ = ("_frame",)
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, value: Any) -> None:
+        self._frame = value.clone() if type(value).__name__ == "DataFrame" else value.to_frame()
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Kept):
+            return NotImplemented
+        return bool(self._frame.schema == other._frame.schema and self._frame.equals(other._frame))
 
 
 def _bytes(contents: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import warnings
 from typing import Any
 
 import numpy as np
@@ -204,3 +205,51 @@ def test_a_text_that_is_no_text(tmp_path: Any) -> None:
         with pytest.raises(ValueError, match="UTF8"):
             store["table"] = arrow.table({"a": array})
         assert list(store) == []
+
+
+CHANGES_OF_POLARS = {
+    "number": lambda frame: frame.__setitem__((0, "f4"), 9.0),
+    "missing": lambda frame: frame.__setitem__((1, "f4"), 9.0),
+    "text": lambda frame: frame.__setitem__((0, "s"), "other"),
+    "flag": lambda frame: frame.__setitem__((0, "b"), not frame[0, "b"]),
+    "column": lambda frame: frame.insert_column(0, frame["u8"].alias("new")),
+    "rows": lambda frame: frame.extend(frame.clone()),
+    "gone": lambda frame: frame.drop_in_place("u8"),
+    "labels": lambda frame: setattr(frame, "columns", [*frame.columns[:-1], "last"]),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES_OF_POLARS)
+def test_a_changed_frame_of_polars_is_told(store: Any, change: str) -> None:
+    frame = polars_frame(10)
+    store["f"] = frame
+    store.commit()
+    found = store["f"]
+    CHANGES_OF_POLARS[change](found)
+    with pytest.warns(pmstore.LostUpdateWarning, match="'f' was read from the store and changed"):
+        store.commit()
+    assert store["f"].equals(frame)
+
+
+def test_an_unchanged_frame_of_polars_is_not_told(store: Any) -> None:
+    frame = polars_frame(10)
+    store["f"], store["s"] = frame, frame["s"]
+    store.commit()
+    changed, assigned, series, live = store["f"], store["f"], store["s"], store["f"]
+    changed[0, "u8"] = changed[0, "u8"]  # polars makes a new column
+    assigned[0, "u8"] = 7
+    store["f"] = assigned
+    assigned[0, "u8"] = 1  # what the store has again
+    store["f"] = assigned
+    part = next(value for name, value in store.parts("f").items() if name.endswith("u8"))
+    part[1] = 77
+    assert store["f"][1, "u8"] == 77
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", pmstore.LostUpdateWarning)
+        for _ in range(4):
+            store["k"] = 1
+            store.commit()
+    series[0] = "other"
+    with pytest.warns(pmstore.LostUpdateWarning, match="'s' was read from the store and changed"):
+        store.close()
+    assert live.height == 10

@@ -126,12 +126,26 @@ class Archive(Mapping[int, Version]):
         return f"<Archive {self.url}, {shown}>"
 
     def refresh(self) -> int:
-        """Show versions that were added since. Returns the newest, or -1 if there is none."""
-        self._indexes = self._sources.index(self._indexes)
+        """Show versions that were added since. Returns the newest, or -1 if there is none.
+
+        Raises ArchiveError if the archive is gone, ArchiveConflictError if another one is in its place.
+        """
+        indexes = self._sources.index(self._indexes)
+        self._require_same()
+        self._indexes = indexes
         self._index = self._sources.merged(self._indexes)
         self._read_tags(stacklevel=3)
         self._known.clear()  # another place may have a version in another way
         return self.latest
+
+    def _require_same(self) -> None:
+        try:
+            found = about_of(self._sources)
+        except MissingObjectError:
+            text = f"there is no archive at {self.url} any more: it was deleted, or its disk isn't mounted"
+            raise ArchiveError(text) from None
+        if any(found[key] != self._about[key] for key in ("id", "lineage")):
+            raise ArchiveConflictError(f"{self.url} has another archive by now: open it anew")
 
     # ---- versions
 

@@ -427,3 +427,19 @@ def test_a_place_that_does_not_answer_is_asked_once(tmp_path: Path) -> None:
         assert silent.asked == asked + 1
     silent.back, place.objects = Memory(dict(place.objects)), {}
     assert found.refresh() == 3 and [found[version]["step"] for version in found] == [0, 1, 2]
+
+
+def test_an_archive_that_is_gone_or_another_one(tmp_path: Path) -> None:
+    """Its versions are still shown, as they were."""
+    place = three(tmp_path / "store.pm")
+    found = Archive(Sources([place]))
+    others, place.objects = place.objects, {}
+    for call in (found.refresh, found.forget, lambda: found.restore(tmp_path / "a.pm"), lambda: found.tag("best")):
+        with pytest.raises(pmstore.ArchiveError, match="there is no archive at .* any more: it was deleted"):
+            call()
+    place.objects = three(tmp_path / "other.pm").objects
+    for call in (found.refresh, lambda: found.restore(tmp_path / "a.pm", 2), lambda: found.forget([1])):
+        with pytest.raises(pmstore.ArchiveConflictError, match="has another archive by now: open it anew"):
+            call()
+    place.objects = others
+    assert found.refresh() == 3 and list(found) == [1, 2, 3] and found.restore(tmp_path / "a.pm") == 3

@@ -33,23 +33,24 @@ def arrived(value: T, what: str, *, shares: bool) -> T:
     """
     code: list[Any] = []
 
-    def number_of(one: Any) -> int | None:
-        """cloudpickle's copy of a class of the program would replace the methods of the class itself."""
-        if not isinstance(one, type | types.FunctionType | types.ModuleType):
-            return None
-        code.append(one)
-        return len(code) - 1
+    class Pickler(_library().Pickler):  # type: ignore[misc]
+        def persistent_id(self, one: Any) -> int | None:
+            """cloudpickle's copy of a class of the program would replace the methods of the class itself."""
+            if not isinstance(one, type | types.FunctionType | types.ModuleType):
+                return None
+            code.append(one)
+            return len(code) - 1
+
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, number: Any) -> Any:
+            return code[number]
 
     file = io.BytesIO()
     buffers: list[pickle.PickleBuffer] = []
-    pickler = _library().Pickler(file, protocol=5, buffer_callback=buffers.append if shares else None)
-    pickler.persistent_id = number_of
     with _in_words(what):
-        pickler.dump(value)
+        Pickler(file, protocol=5, buffer_callback=buffers.append if shares else None).dump(value)
     file.seek(0)
-    unpickler: Any = pickle.Unpickler(file, buffers=[buffer.raw().toreadonly() for buffer in buffers])
-    unpickler.persistent_load = code.__getitem__
-    made: T = unpickler.load()
+    made: T = Unpickler(file, buffers=[buffer.raw().toreadonly() for buffer in buffers]).load()
     return made
 
 

@@ -24,7 +24,6 @@ __all__ = [
     "check_numbers",
     "count",
     "fingerprint_of",
-    "has_own_buffers",
     "inner",
     "kept",
     "refuse_compiled",
@@ -59,15 +58,6 @@ def inner(model: torch.nn.Module) -> torch.nn.Module:
         if one.is_meta:
             raise ValueError(f"{name} is on the meta device, and has no values: load the weights first")
     return model
-
-
-def has_own_buffers(model: torch.nn.Module) -> bool:
-    """Whether the buffers of a rank may differ from those of rank 0, which DistributedDataParallel gives to all ranks
-    at each forward unless told not to."""
-    return not any(
-        isinstance(one, DistributedDataParallel) and one.broadcast_buffers and not one.parameters_to_ignore
-        for one in _unwrapped(model)
-    )
 
 
 def _unwrapped(model: torch.nn.Module) -> Iterator[torch.nn.Module]:

@@ -25,7 +25,6 @@ from pmstore.torch._checks import (
     check_numbers,
     count,
     fingerprint_of,
-    has_own_buffers,
     inner,
     kept,
     refuse_compiled,
@@ -172,8 +171,7 @@ class GradLog:
         own = {"scheduler": scheduler, "scaler": scaler, "data": data, **extra_states(inner(model))}
         objects = kept(own, keep or {})
         rank, ranks = self._ranks.rank, self._ranks.count
-        own_buffers = ranks > 1 and has_own_buffers(model)
-        self._states = States(optimizer, self._settings, names, layout, objects, rank, ranks, own_buffers)
+        self._states = States(optimizer, self._settings, names, layout, objects, rank, ranks)
         self._changes = Changes(names, optimizer)
         self._fingerprint = fingerprint_of(names, self._optimizer, self._settings, objects, mode, ratio)
         self._fit: FitGroup | None = None

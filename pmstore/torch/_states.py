@@ -35,8 +35,6 @@ class States:
         By name. A log keeps the state of rank 0, and of other ranks what differs from it.
     rank, ranks : int
         That of this process, and their number.
-    own_buffers : bool
-        Whether each rank has buffers of its own. The full state has those of rank 0.
     """
 
     def __init__(
@@ -48,10 +46,9 @@ class States:
         objects: Mapping[str, Any],
         rank: int,
         ranks: int,
-        own_buffers: bool,
     ) -> None:
         self._optimizer, self._settings, self._names, self._layout = optimizer, settings, names, layout
-        self._objects, self._rank, self._ranks, self._own_buffers = objects, rank, ranks, own_buffers
+        self._objects, self._rank, self._ranks = objects, rank, ranks
         self._error = Exception()
 
     def own(self) -> dict[str, Any]:
@@ -61,7 +58,9 @@ class States:
             found["kept"] = {
                 key: plain(one.state_dict(), f"the state of {key!r}") for key, one in self._objects.items()
             }
-            if self._own_buffers:
+            # Those of rank 0 are in the full state. DistributedDataParallel gives them to all ranks before a forward,
+            # and each rank has other ones behind it.
+            if self._ranks > 1:
                 found["buffers"] = {key: plain(one, key) for key, one in self._names.buffers.items()}
         except Exception as error:
             self._error, found["error"] = error, f"{type(error).__name__}: {error}"

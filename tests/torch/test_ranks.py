@@ -169,11 +169,10 @@ def train(rank: int, path: str, out: str, stop: int, dies: int, mode: str) -> No
     Python's lock held, and a thread that lets go of a tensor waits for the lock (pytorch issue 56297).
     """
     torch.manual_seed(rank)
-    own = mode.startswith("own buffers")
+    buffers, _, mode = mode.rpartition(", ")
     model = nn.parallel.DistributedDataParallel(
-        Centred() if own else Tied(), find_unused_parameters=True, broadcast_buffers=not own
+        Centred() if buffers else Tied(), find_unused_parameters=True, broadcast_buffers=buffers != "own buffers"
     )
-    mode = mode.removeprefix("own buffers, ")
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     data = BatchSampler(SAMPLES, 8, rank=rank, world_size=RANKS)
     store = pmstore.open(path) if rank == 0 else None
@@ -248,6 +247,17 @@ def test_whichever_rank_dies_training_ends_with_the_same_bits(
     assert not equal(whole[0]["rng"], whole[1]["rng"])
     if mode.startswith("own buffers"):
         assert not equal(whole[0]["model"]["centre"], whole[1]["model"]["centre"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="gloo on loopback")
+def test_a_resume_at_the_end_gives_each_rank_its_own_buffers(tmp_path: Path) -> None:
+    """DistributedDataParallel gives rank 0's to all before a forward, not after one: code at the end of an epoch sees
+    those of each rank."""
+    for out in ("whole", "resumed"):
+        assert run(tmp_path / "store.pm", tmp_path / out, mode="buffers, dense") == [0, 0]
+    whole = results(tmp_path / "whole")
+    assert equal(whole, results(tmp_path / "resumed"))
+    assert not equal(whole[0]["model"]["centre"], whole[1]["model"]["centre"])
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo on loopback")

@@ -427,8 +427,8 @@ typedef struct {
     char text[200];          /* a sentence without the key */
 } pm_problem;
 
-/* Verifies the committed state: headers, every metadata page, the space map, every content hash. PM_OK if the check
- * could be made, whether problems were found or not. out: a report, to be freed with pm_report_free. */
+/* Verifies the committed state, not the log: headers, every metadata page, the space map, every content hash. PM_OK if
+ * the check could be made, whether problems were found or not. out: a report, to be freed with pm_report_free. */
 pm_status pm_check(pm_store *store, pm_report **out);
 
 /* The number of problems in a report. At most 1000 are kept. */

@@ -108,7 +108,7 @@ typedef struct {
 _Static_assert(sizeof(pm_record) == 64, "record");
 _Static_assert(offsetof(pm_record, crc) == 60, "record.crc");
 
-/* An item is a pm_item and its bytes, padded to 16. */
+/* An item is a pm_item and its bytes. The next one follows at once. */
 enum {
     PM_ITEM_LOGGED = 1, /* length bytes for region offset; the bytes follow */
     PM_ITEM_DIRECT,     /* an extent of length contents bytes was written in place; a pm_direct follows */

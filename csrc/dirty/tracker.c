@@ -369,6 +369,8 @@ static bool test_readable(int fd, uint64_t file_offset)
  * On DAX, bytes are compared. Of the kernels that were tried (6.1, 6.12), none tells private pages of such a mapping
  * from those that show the file, and userfaultfd loops for ever at the first access to a protected page that is not in
  * memory, also in the self-test: so it is not even tried.
+ *
+ * The same as pm_dax_is: `dirty` may not include `media`.
  */
 static bool is_dax(int fd)
 {

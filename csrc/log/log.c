@@ -111,6 +111,7 @@ static pm_status format_known(const pm_header *header)
                    header->version, PM_FORMAT_VERSION);
 }
 
+/* No bit is known yet. The first one needs a mask here and in pmstore/_store/file_format.py. */
 static pm_status features_known(const pm_header *header, bool read_only)
 {
     if (header->features)

@@ -80,7 +80,7 @@ bool pm_log_knows_durable(const pm_log *log, uint64_t from, uint64_t sequence);
 typedef struct {
     unsigned kind;
     uint64_t offset, length;
-    const uint8_t *bytes; /* RUN: the bytes. Otherwise a pm_direct */
+    const uint8_t *bytes; /* LOGGED: the bytes. Otherwise a pm_direct */
 } pm_log_item;
 
 /* Steps through a body. False at its end. Then *cursor is the body's length, unless the items are malformed. */

@@ -9,7 +9,10 @@
 #define MADV_COLLAPSE 25 /* Linux 6.1 */
 #endif
 
-enum { HUGE_PAGE = 2 << 20 };
+enum {
+    HUGE_PAGE = 2 << 20,
+    ON_FIRST_PAGE = PM_PAGE - sizeof(pm_record) /* bytes of the body in the first page of the record */
+};
 
 static uint64_t fold(uint64_t hash, uint64_t piece)
 {
@@ -84,7 +87,7 @@ void pm_writer_count(pm_writer *writer)
 
 static uint8_t *body_in_stage(pm_writer *writer)
 {
-    return writer->stage + PM_LINE;
+    return writer->stage + sizeof(pm_record);
 }
 
 /* Hashes whole pieces of the body, up to `end`. Later bytes can't grow a logged range that stands in them. */
@@ -125,8 +128,8 @@ static void begin_part(pm_writer *writer)
         madvise(writer->stage, stage_bytes(writer), MADV_HUGEPAGE);
         madvise(writer->stage, stage_bytes(writer), MADV_COLLAPSE);
     }
-    uint64_t end = (PM_LINE + writer->used) / PM_PAGE * PM_PAGE - PM_LINE,
-             from = writer->written ? writer->written : PM_PAGE - PM_LINE;
+    uint64_t end = (sizeof(pm_record) + writer->used) / PM_PAGE * PM_PAGE - sizeof(pm_record),
+             from = writer->written ? writer->written : ON_FIRST_PAGE;
     hash_pieces(writer, end / PM_PIECE * PM_PIECE);
     write_part(writer, from, end, PM_WRITE_BEGIN);
 }
@@ -142,7 +145,7 @@ static void slide(pm_writer *writer)
              * now written separately. */
             writer->status = writer->media->operations->await_writes(writer->media);
             if (writer->status == PM_OK)
-                writer->status = pm_media_write(writer->media, writer->place, body_in_stage(writer), PM_PAGE - PM_LINE,
+                writer->status = pm_media_write(writer->media, writer->place, body_in_stage(writer), ON_FIRST_PAGE,
                                                 PM_WRITE_STREAM);
         }
         writer->part = 0;

@@ -13,7 +13,7 @@ uint64_t pm_writer_body_hash(const uint8_t *body, uint64_t length, uint64_t plac
 
 typedef struct {
     pm_media *media;
-    /* PM_LINE bytes for the record's header, then bytes of the body. NULL: nothing was committed yet */
+    /* The record's header, then bytes of the body. NULL: nothing was committed yet */
     uint8_t *stage;
     size_t stage_size, stage_room; /* allocated bytes, and bytes that this body uses */
     bool huge;      /* the kernel was asked for huge pages */
@@ -74,13 +74,13 @@ uint64_t pm_writer_hash(const pm_writer *writer);
 /* The byte `at` of the body, which is in the stage. */
 static inline uint8_t *pm_writer_staged(const pm_writer *writer, uint64_t at)
 {
-    return writer->stage + PM_LINE + (at - writer->base);
+    return writer->stage + sizeof(pm_record) + (at - writer->base);
 }
 
 /* The whole body in memory; NULL if it was too large for the stage. */
 static inline const uint8_t *pm_writer_body(const pm_writer *writer)
 {
-    return writer->base ? NULL : writer->stage + PM_LINE;
+    return writer->base ? NULL : writer->stage + sizeof(pm_record);
 }
 
 #endif

@@ -132,7 +132,8 @@ pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_o
         if (schedule && !read_only) pm_media_file_schedule(media, schedule);
     }
     PM_CHECK(media->log_unit == (media->byte_addressable ? PM_LINE : PM_PAGE));
-    PM_CHECK(media->byte_addressable ? !media->part : media->domain == PM_DOMAIN_DISK);
+    PM_CHECK((media->domain == PM_DOMAIN_DISK) == !media->byte_addressable);
+    PM_CHECK(!media->byte_addressable || !media->part);
     if (schedule && pm_schedule_choose(schedule, 2)) media->stage = STAGE_SCHEDULED;
     if (trace && (media->view = pm_trace_view(trace, &media->mapped))) media->lent = true;
     PM_TRY(pm_media_map(media));

@@ -59,7 +59,7 @@ enum { PM_STREAMED = 64 };
  *             large body begins 64 bytes after a multiple of PM_PAGE. A medium that writes only whole units has to
  *             read, change and write them itself. `log_unit` is the unit of logged ranges, not of writes. write_hashed
  *             and PM_WRITE_BEGIN always have whole pages.
- * Others      When a write has returned, `view`, every private mapping of `fd` (I2) and other processes see its bytes,
+ * Visible     When a write has returned, `view`, every private mapping of `fd` (I2) and other processes see its bytes,
  *             and they outlive the process (D11). With PM_WRITE_BEGIN, that is so after the next await_writes, fence or
  *             write_through. Where bytes are not addressable, other processes see the writes in the order of the calls
  *             (I19). Otherwise the core orders the durable marker itself (pm_log_durable_marker).
@@ -99,10 +99,10 @@ typedef struct {
 struct pm_media {
     const pm_media_operations *operations;
     pm_media_kind kind; /* its name. The next fields follow from it; pm_media_open checks that they fit together */
-    /* Memory: stores of the processor reach it, and lines become durable by flush and fence. Then log_unit is PM_LINE
-     * and `part` is 0. File: pages become durable by writes and syncs. Then log_unit is PM_PAGE, the domain is
-     * PM_DOMAIN_DISK, and commits may become durable later (D11). Sizes of the log and limits of D4 and D13 also follow
-     * from this field */
+    /* Memory: stores of the processor reach it, and lines become durable by flush and fence. Then log_unit is PM_LINE,
+     * `part` is 0, and the domain is not PM_DOMAIN_DISK. File: pages become durable by writes and syncs. Then log_unit
+     * is PM_PAGE, the domain is PM_DOMAIN_DISK, and commits may become durable later (D11). Sizes of the log and limits
+     * of D4 and D13 also follow from this field */
     bool byte_addressable;
     pm_domain domain;
     /* A page of the file may be on a bad block: the core asks before it reads one (read.c). On tmpfs there are none */
@@ -132,7 +132,7 @@ struct pm_media {
     pm_dio dio;
     pm_scheduled_work dio_work;
     uint8_t *copy; /* file: write_hashed copies pages into it; allocated at the first use */
-    /* Bytes of the pages that were written in another way since the last fence; threads that sync use it, too */
+    /* file: bytes of the pages that PM_WRITE_CACHED has written since the last fence; threads that sync use it, too */
     atomic_ullong lazy;
     uint64_t fences, syncs;
     bool flushes;     /* memory: lines in the cache have to be flushed (domain memory) */

@@ -32,7 +32,7 @@ pm_status pm_snapshot_new(const pm_pages *t, int fd, pm_snapshot **out)
                               .log_size = t->source.store.log.header.log_size, .records = t->source.found.count};
     if (snapshot->records) {
         const pm_recovery_body *last = &t->source.found.bodies[snapshot->records - 1];
-        snapshot->log_used = last->place + last->record - t->source.store.log.header.log_offset;
+        snapshot->log_used = last->place + last->record_length - t->source.store.log.header.log_offset;
     }
     *out = snapshot;
     return PM_OK;

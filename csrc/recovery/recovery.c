@@ -65,8 +65,9 @@ pm_status pm_recovery_add(pm_recovery_log *found, const pm_record *record, uint6
         found->bodies = bodies, found->room = room;
     }
     found->bodies[found->count++] = (pm_recovery_body){.body = (const uint8_t *)(record + 1), .length = record->body,
-                                                 .place = place, .record = record->length, .digest = record->digest,
-                                                 .sequence = record->sequence, .pages = record->pages == 1};
+                                                 .place = place, .record_length = record->length,
+                                                 .digest = record->digest, .sequence = record->sequence,
+                                                 .pages = record->pages == 1};
     uint64_t knows = record->sequence - record->behind;
     if (knows > found->recorded) found->recorded = knows;
     if (knows > found->durable) found->durable = knows;
@@ -198,7 +199,7 @@ static pm_status write_record_again(pm_store *store, const pm_recovery_body *bod
         if (pm_log_is_direct(&item))
             PM_TRY(write_again(store, PM_REGION_START + item.offset, pm_extent_size(item.length)));
     if (body->overflow) PM_TRY(write_again(store, body->overflow, body->length));
-    return write_again(store, body->place, body->record);
+    return write_again(store, body->place, body->record_length);
 }
 
 /* Makes adopted records durable, with everything that they declare. The newest record may be of a process that died, or

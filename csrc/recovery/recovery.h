@@ -16,7 +16,7 @@
 typedef struct {
     const uint8_t *body;
     uint64_t length;
-    uint64_t place, record; /* of the record: its file offset, and its length in bytes */
+    uint64_t place, record_length; /* of the record: its file offset and its bytes */
     uint64_t overflow;         /* file offset of the body, if it is not in the record */
     pm_digest digest; /* of the state after it */
     uint64_t sequence;

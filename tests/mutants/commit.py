@@ -544,7 +544,7 @@ RECOVER = [
         "adopted-record-not-written-again",
         "NM",
         RECOVERY,
-        "return write_again(store, body->place, body->record);",
+        "return write_again(store, body->place, body->record_length);",
         "return PM_OK;",
         "a record that only the page cache holds, and the committed image that follows it",
     ),

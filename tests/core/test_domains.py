@@ -1,6 +1,7 @@
 """Persistence domains: what is found out, what is forced, and that nothing is lost to a kill in any of them.
 
-tests/core/media.c looks at the instructions that each domain needs. The crash explorer runs with the domain memory.
+tests/core/instructions.c looks at the instructions that each domain needs. The crash explorer runs with the domain
+memory.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ import pmstore
 from pmstore._core import lib
 from pmstore.testing._store.recording import Event, Recorder
 from tests.conftest import Medium
-from tests.support.images import DIRECT, HEADER, OVERFLOW, PAGE, REGION, RUN, SLOT, Image
+from tests.support.images import DIRECT, HEADER, LOGGED, OVERFLOW, PAGE, REGION, SLOT, Image
 from tests.support.logs import PAGES, SALT, Forged, Item, Record, extent, flip, marker, packed, replayed, run, write_log
 
 WRITES = (lib.PM_EVENT_WRITE, lib.PM_EVENT_STREAM, lib.PM_EVENT_STORE)
@@ -136,7 +136,7 @@ def test_I14_records_that_may_not_be_durable_are_made_so_first(
     for record, (place, length) in list(zip(records, places, strict=True))[-unsure:]:
         wanted.update(range(place, place + length))
         for item in record.items:
-            wanted.update(of_region(item.offset, item.size) if item.kind != RUN else ())
+            wanted.update(of_region(item.offset, item.size) if item.kind != LOGGED else ())
         wanted.update(of_region(free, sum(16 + len(item.data) for item in record.items)) if record.overflow else ())
     assert first == {place: before[place] for place in wanted}
     said = dict(zip(range(2048, 2064), marker(image, sequence + 4), strict=True))
@@ -144,7 +144,7 @@ def test_I14_records_that_may_not_be_durable_are_made_so_first(
         place: byte
         for record in records
         for item in record.items
-        if item.kind == RUN
+        if item.kind == LOGGED
         for place, byte in zip(of_region(item.offset, item.length), item.data, strict=True)
     }
     assert {place: second[place] for place in said} == said
@@ -377,10 +377,10 @@ def test_D9_items_stay_in_the_region(forged: Forged) -> None:
         Item(OVERFLOW, size - PAGE, PAGE + 1, direct),
         Item(0, at, 16, direct),
         Item(5, at, 16, direct),
-        Item(RUN, at, 100, bytes(99)),
+        Item(LOGGED, at, 100, bytes(99)),
         Item(DIRECT, at, 64, bytes(15)),
-        Item(RUN, at, 64, bytes(65)),
-        Item(RUN, at, 64, bytes(79)),
+        Item(LOGGED, at, 64, bytes(65)),
+        Item(LOGGED, at, 64, bytes(79)),
     ]
     for item in refused:
         forged.again()
@@ -392,7 +392,7 @@ def test_D9_items_stay_in_the_region(forged: Forged) -> None:
     for last in (run(size - 64, b"l" * 64), small, extent(forged.image, size - PAGE, b"e" * (PAGE - 8), slot=2047)):
         image = forged.again()
         image.bytes[REGION + size - PAGE : REGION + size] = b"e" * PAGE
-        if last.kind != RUN:
+        if last.kind != LOGGED:
             last = extent(image, last.offset, b"e" * (PAGE - 8), slot=2047 if last.kind == SLOT else None)
         records = [Record([last], 0)]
         forged.save(records)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore._store.header import NEWEST
 from tests.conftest import Medium
 from tests.support.images import HEADER, PAGE, REGION, Image, crc32c
 
@@ -168,6 +169,13 @@ def fields(path: Path) -> dict[str, int]:
     assert data[:256] == data[PAGE : PAGE + 256]
     places = {**HEADER, "generation": GENERATION, "sum": DIGEST, "moment": DIGEST + 8}
     return {name: struct.unpack_from("<Q", data, place)[0] for name, place in places.items()} | {"flags": data[FLAGS]}
+
+
+def test_python_and_the_core_have_the_same_newest_format(tmp_path: Path) -> None:
+    """PM_FORMAT_VERSION is in each file that the core writes."""
+    path = tmp_path / "store.pm"
+    pmstore.open(path, "x").close()
+    assert int.from_bytes(path.read_bytes()[8:12], "little") == NEWEST
 
 
 def test_a_new_store_and_its_checkpoints(medium: Medium) -> None:

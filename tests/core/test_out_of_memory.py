@@ -20,7 +20,7 @@ import pmstore
 from pmstore._core import hash64
 from tests.conftest import LONGER, MEMORY
 from tests.support import shim as shims
-from tests.support.images import DIRECT, HEADER, OVERFLOW, PAGE, REGION, RUN, Image, body_hash, item, keyed_checksum
+from tests.support.images import DIRECT, HEADER, LOGGED, OVERFLOW, PAGE, REGION, Image, body_hash, item, keyed_checksum
 from tests.support.places import offset_of
 from tests.support.shim import FROM_THEN, ONCE, begin_memory, count, hits
 from tests.support.snapshots import Snapshot, difference, snapshot
@@ -235,7 +235,7 @@ def overflowed(path: Path) -> None:
     images = [bytes(image.bytes[REGION:]) for image in (before, after)]
     pages = [[image[at : at + PAGE] for at in range(0, place, PAGE)] for image in images]
     changes = [(i * PAGE, new) for i, (old, new) in enumerate(zip(*pages, strict=True)) if old != new]
-    items = b"".join(item(RUN, at, PAGE, new) for at, new in changes)
+    items = b"".join(item(LOGGED, at, PAGE, new) for at, new in changes)
     before.bytes[REGION + place : REGION + place + len(items)] = items
     sound = body_hash(items, REGION + place, 77)
     before.set_log(item(OVERFLOW, place, len(items), struct.pack("<QQ", sound, 0)), 77)
@@ -368,7 +368,7 @@ def killed(path: Path, medium: str) -> dict[str, Any]:
     store.commit()
     contents = {name: np.array(array) for name, array in store.items()}
     store._drop(discard=True)
-    assert [kind for kind, offset, _ in Image(path).items() if offset // PAGE == before // PAGE] == [RUN, DIRECT]
+    assert [kind for kind, offset, _ in Image(path).items() if offset // PAGE == before // PAGE] == [LOGGED, DIRECT]
     return contents
 
 

@@ -14,7 +14,7 @@ import pmstore
 from tests.conftest import Medium, run_in_fork
 from tests.support import shim
 from tests.support.crashes import ends
-from tests.support.images import HEADER, OVERFLOW, PAGE, REGION, RUN, SLOT, Image, body_hash, item
+from tests.support.images import HEADER, LOGGED, OVERFLOW, PAGE, REGION, SLOT, Image, body_hash, item
 from tests.support.snapshots import snapshot
 
 OpenStore = Callable[..., pmstore.Store]
@@ -53,9 +53,9 @@ def lost(image: Image) -> dict[int, list[int]]:
     """Fills pages that the log can bring back with noise. For each that it names, how many bytes it has, in order."""
     pages: dict[int, list[int]] = {}
     for kind, offset, length in image.items():
-        size = length if kind == RUN else (length + 7 & ~7) + 8 * -(-length // PAGE)
+        size = length if kind == LOGGED else (length + 7 & ~7) + 8 * -(-length // PAGE)
         for at in range(0, size, PAGE):
-            pages.setdefault(offset + at, []).append(min(PAGE, size - at) if kind == RUN else 0)
+            pages.setdefault(offset + at, []).append(min(PAGE, size - at) if kind == LOGGED else 0)
     for page, found in pages.items():
         if found[-1]:
             image.bytes[REGION + page : REGION + page + PAGE] = b"\xa5" * PAGE
@@ -123,7 +123,7 @@ def an_overflow_over_itself(path: Path, then: bytes, size: int) -> None:
     image = Image(path)
     place = image.region_size - 16 * PAGE
     page = bytes(16) + then
-    body = item(RUN, place + PAGE, PAGE, page.ljust(PAGE, b"\0")) + item(RUN, place + 9 * PAGE, size, bytes(size))
+    body = item(LOGGED, place + PAGE, PAGE, page.ljust(PAGE, b"\0")) + item(LOGGED, place + 9 * PAGE, size, bytes(size))
     image.bytes[REGION + place : REGION + place + len(body)] = body
     sound = body_hash(body, REGION + place, 77)
     image.set_log(item(OVERFLOW, place, len(body), struct.pack("<QQ", sound, 0)), 77)
@@ -135,7 +135,7 @@ def an_overflow_over_itself(path: Path, then: bytes, size: int) -> None:
 
 @pytest.mark.parametrize("what, size", [("slot", PAGE), ("run", 64)])
 def test_a_overflowed_record_that_changes_itself(medium, what: str, size: int) -> None:
-    items = {"slot": item(SLOT, 0, 1, struct.pack("<QQ", 0, 1 << 32)), "run": item(RUN, 1 << 41, 64, bytes(64))}
+    items = {"slot": item(SLOT, 0, 1, struct.pack("<QQ", 0, 1 << 32)), "run": item(LOGGED, 1 << 41, 64, bytes(64))}
     run_in_fork(an_overflow_over_itself, medium.directory / "hostile.pm", items[what], size)
 
 
@@ -145,7 +145,7 @@ def the_end_of_the_log(path: str) -> None:
         store["a"] = 1
     image = Image(Path(path))
     page = bytes(image.bytes[REGION : REGION + PAGE])
-    image.set_log(item(RUN, 0, PAGE, page), 77, image.log_size)
+    image.set_log(item(LOGGED, 0, PAGE, page), 77, image.log_size)
     image.save()
     shim.variable("fault_fences").value = 1
     for mode in ("r", "r+"):

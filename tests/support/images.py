@@ -20,7 +20,7 @@ CELL = struct.Struct("<HHBBHQQ")
 WORD = (1 << 64) - 1
 
 
-RUN, DIRECT, OVERFLOW, SLOT = 1, 2, 3, 4  # items of a record
+LOGGED, DIRECT, OVERFLOW, SLOT = 1, 2, 3, 4  # items of a record
 
 
 def item(kind: int, offset: int, length: int, data: bytes) -> bytes:
@@ -99,7 +99,7 @@ class Image:
                 offset, kind = struct.unpack_from("<QQ", self.bytes, cursor)
                 kind, size = kind >> 56, kind & ~(0xFF << 56)
                 yield kind, offset, size
-                whole = 16 + (size if kind == RUN else 16)
+                whole = 16 + (size if kind == LOGGED else 16)
                 cursor, left = cursor + whole, left - whole
             at, sequence = at + length, sequence + 1
 

@@ -15,11 +15,11 @@ from tests.conftest import Medium
 from tests.support.images import (
     DIRECT,
     HEADER,
+    LOGGED,
     OVERFLOW,
     PAGE,
     RECORD_MAGIC,
     REGION,
-    RUN,
     SLOT,
     Image,
     body_hash,
@@ -43,7 +43,7 @@ class Item(NamedTuple):
     @property
     def size(self) -> int:
         """The bytes of the region that it is about."""
-        return self.length if self.kind in (RUN, OVERFLOW) else extent_size(self.length)
+        return self.length if self.kind in (LOGGED, OVERFLOW) else extent_size(self.length)
 
     def packed(self) -> bytes:
         return item(self.kind, self.offset, self.length, self.data)
@@ -63,7 +63,7 @@ class Record(NamedTuple):
 
 
 def run(offset: int, data: bytes) -> Item:
-    return Item(RUN, offset, len(data), data)
+    return Item(LOGGED, offset, len(data), data)
 
 
 def extent_size(length: int) -> int:
@@ -139,7 +139,7 @@ def replayed(image: Image, records: Sequence[Record], cut: bool) -> bytes:
     """
     region = bytearray(image.bytes[REGION : REGION + image.region_size])
     declared = declared_by(records)
-    runs = [(n, r.pages, one) for n, r in enumerate(records) for one in r.items if one.kind == RUN]
+    runs = [(n, r.pages, one) for n, r in enumerate(records) for one in r.items if one.kind == LOGGED]
     cut = cut and all(not (one.offset % PAGE or (one.length % PAGE and not pages)) for _, pages, one in runs)
     for number, _, one in runs:
         at, end = one.offset, one.offset + one.length
@@ -240,6 +240,6 @@ def items_of(file: bytes | bytearray, place: int, length: int) -> Iterator[tuple
     while place < end:
         offset, kind = struct.unpack_from("<QQ", file, place)
         kind, size = kind >> 56, kind & ~(0xFF << 56)
-        place += 16 + (size if kind == RUN else 16)
-        yield kind, offset, size, bytes(file[place - (size if kind == RUN else 16) : place])
+        place += 16 + (size if kind == LOGGED else 16)
+        yield kind, offset, size, bytes(file[place - (size if kind == LOGGED else 16) : place])
     assert place == end

@@ -3,7 +3,7 @@
  * writes the bytes it should, no others, and leaves no line that is neither streamed nor flushed after its last store.
  * Where the domain does not need that, it is left out, up to the size where streaming is quicker.
  * The processor's own instructions are replaced by notes, so that one that is left out is missed. Run by
- * tests/core/test_media.py.
+ * tests/core/test_instructions.py.
  */
 #define _GNU_SOURCE
 #include <stdbool.h>

@@ -13,6 +13,6 @@ from tests.support.programs import compiled
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="other processors have other instructions")
 def test_every_way_of_copying_and_flushing(tmp_path: Path) -> None:
-    program = compiled(tmp_path / "media", [Path(__file__).with_name("media.c")])
+    program = compiled(tmp_path / "instructions", [Path(__file__).with_name("instructions.c")])
     done = subprocess.run([str(program)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -16,6 +16,11 @@
  * The warning is given without the lock: it may run code of the program's, which may wait for a thread that wants the
  * lock.
  *
+ * Code of the program may run in the middle of an operation. If the garbage collector calls it, as a finalizer, it
+ * can't take the lock again, nor a lock above it: it would see, commit or take back half of a change. Other code, such
+ * as a signal handler in the middle of reading, may take a lock above this one if it need not wait: the thread that it
+ * waited for may wait for this one. Either gets an error.
+ *
  * The method that calls back (`call`) takes and releases the lock in C, so an interrupt cannot be raised between the
  * call and the release. The GIL guards the fields. */
 #include "python/lock.h"
@@ -25,12 +30,20 @@
 
 enum { INTERRUPTS = 8 }; /* so many in a row are meant to stop the method */
 
+static const char IN_COLLECTOR[] =
+    "the garbage collector runs a finalizer in the middle of an operation of the store, where it can't use the store: "
+    "do that elsewhere, such as at the end of a with statement";
+static const char TOO_LATE[] =
+    "a signal handler or a finalizer runs in the middle of an operation of the store, and can't wait there for another "
+    "thread, which has a transaction or commits: let it set a flag, and let the program do that";
+
 static struct {
     PyObject *roll_back, *warn;
 } name;
 static PyObject *type;
-static PyObject *out_of_space; /* pmstore.OutOfSpaceError */
+static PyObject *out_of_space, *transaction_error; /* pmstore.OutOfSpaceError, pmstore.TransactionError */
 static unsigned long collector; /* the thread that collects garbage; 0: none */
+static unsigned long collections; /* how many have begun */
 
 bool lock_call_method(PyObject *object, PyObject *method, PyObject *argument)
 {
@@ -79,15 +92,29 @@ bool lock_is_mine(const Lock *lock)
     return lock->owner == this_thread();
 }
 
-/* 1: the calling thread holds the lock. 0: it would have to wait. -1: a signal handler has raised an error. */
+/* Whether the calling thread held the lock already when its garbage collection began. */
+static bool is_interrupted(const Lock *lock)
+{
+    return lock && lock_is_mine(lock) && lock_is_collecting() && lock->during != collections;
+}
+
+static int refuse(const char *text)
+{
+    PyErr_SetString(transaction_error, text);
+    return -1;
+}
+
+/* 1: the calling thread holds the lock. 0: it would have to wait. -1: an error is set, perhaps by a signal handler. */
 static int take(Lock *lock, bool wait)
 {
+    if (is_interrupted(lock) || is_interrupted(lock->below)) return refuse(IN_COLLECTOR);
     if (lock_is_mine(lock)) {
         lock->depth++;
         return 1;
     }
     PyLockStatus status = PyThread_acquire_lock_timed(lock->lock, 0, 0);
     if (status != PY_LOCK_ACQUIRED && !wait) return 0;
+    if (status != PY_LOCK_ACQUIRED && lock->below && lock_is_mine(lock->below)) return refuse(TOO_LATE);
     while (status != PY_LOCK_ACQUIRED) {
         Py_BEGIN_ALLOW_THREADS
         status = PyThread_acquire_lock_timed(lock->lock, -1, 1);
@@ -96,6 +123,7 @@ static int take(Lock *lock, bool wait)
     }
     lock->owner = this_thread();
     lock->depth = 1;
+    lock->during = lock_is_collecting() ? collections : 0;
     return 1;
 }
 
@@ -153,8 +181,9 @@ bool lock_do_due(Lock *lock)
 
 static PyObject *lock_new(PyTypeObject *of, PyObject *arguments, PyObject *keywords)
 {
-    static char *names[] = {NULL};
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, ":Lock", names)) return NULL;
+    static char *names[] = {"below", NULL};
+    PyObject *below = NULL;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "|O!:Lock", names, type, &below)) return NULL;
     PyThread_type_lock inner = PyThread_allocate_lock();
     if (!inner) return PyErr_NoMemory();
     Lock *lock = PyObject_New(Lock, of);
@@ -165,6 +194,8 @@ static PyObject *lock_new(PyTypeObject *of, PyObject *arguments, PyObject *keywo
     lock->lock = inner;
     lock->owner = 0;
     lock->depth = 0;
+    lock->during = 0;
+    lock->below = (Lock *)Py_XNewRef(below);
     lock->due = NOTHING_DUE;
     lock->undo = NULL;
     return (PyObject *)lock;
@@ -177,6 +208,7 @@ static void lock_dealloc(PyObject *object)
     if (lock->depth) PyThread_release_lock(lock->lock); /* in a fork, that of a thread which is not there */
     PyThread_free_lock(lock->lock);
     Py_XDECREF(lock->undo);
+    Py_XDECREF(lock->below);
     PyObject_Free(object);
     Py_DECREF(of);
 }
@@ -252,7 +284,8 @@ static PyMethodDef lock_methods[] = {
     {NULL, NULL, 0, NULL},
 };
 static PyType_Slot lock_slots[] = {
-    {Py_tp_doc, "Lock(): recursive. Before it is taken from outside, `undo`, if any, undoes what was abandoned."},
+    {Py_tp_doc, "Lock(below=): recursive. Before it is taken from outside, `undo`, if any, undoes what was abandoned. "
+                "A thread that holds the lock `below`, but not this one, can't take it."},
     {Py_tp_new, lock_new},
     {Py_tp_dealloc, lock_dealloc},
     {Py_tp_members, (PyMemberDef[]){{"undo", T_OBJECT, offsetof(Lock, undo), 0, NULL}, {NULL, 0, 0, 0, NULL}}},
@@ -283,6 +316,7 @@ static PyObject *note_collector(PyObject *self, PyObject *const *arguments, Py_s
     (void)self;
     bool begins = count && PyUnicode_Check(arguments[0]) && !PyUnicode_CompareWithASCIIString(arguments[0], "start");
     collector = begins ? this_thread() : 0;
+    collections += begins;
     return Py_NewRef(Py_None);
 }
 
@@ -307,7 +341,9 @@ bool lock_prepare(PyObject *module)
     type = PyType_FromSpec(&lock_spec);
     PyObject *errors = PyImport_ImportModule("pmstore._errors");
     out_of_space = errors ? PyObject_GetAttrString(errors, "OutOfSpaceError") : NULL;
+    transaction_error = errors ? PyObject_GetAttrString(errors, "TransactionError") : NULL;
     Py_XDECREF(errors);
-    if (!name.roll_back || !name.warn || !type || !out_of_space || !watch_collector()) return false;
+    if (!name.roll_back || !name.warn || !type || !out_of_space || !transaction_error || !watch_collector())
+        return false;
     return PyModule_AddObject(module, "Lock", Py_NewRef(type)) == 0;
 }

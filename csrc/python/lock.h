@@ -6,11 +6,13 @@
 #include <Python.h>
 #include <stdbool.h>
 
-typedef struct {
+typedef struct Lock {
     PyObject_HEAD
     PyThread_type_lock lock;
-    unsigned long owner; /* the thread that holds the lock; 0: none */
-    Py_ssize_t depth;    /* how often that thread has taken it */
+    unsigned long owner;   /* the thread that holds the lock; 0: none */
+    Py_ssize_t depth;      /* how often that thread has taken it */
+    unsigned long during;  /* the number of the garbage collection that it was taken in; 0: none */
+    struct Lock *below;    /* a lock that is taken after this one, never before; or NULL */
     enum { NOTHING_DUE, ROLLBACK_DUE, ROLLBACK_OWED, WARNING_DUE } due;
     PyObject *undo; /* has the methods roll_back and warn */
 } Lock;

@@ -362,7 +362,7 @@ static PyObject *transaction_lock_new(PyTypeObject *type, PyObject *arguments, P
     PyObject *operations;
     if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "pO!", names, &usable, lock_type(), &operations))
         return NULL;
-    PyObject *inner = PyObject_CallNoArgs(lock_type());
+    PyObject *inner = PyObject_CallFunctionObjArgs(lock_type(), operations, NULL);
     if (!inner) return NULL;
     TransactionLock *lock = PyObject_New(TransactionLock, type);
     if (!lock) {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, takewhile
 from typing import Any, NamedTuple
@@ -19,6 +18,7 @@ from pmstore._derived.inputs import Input, Named, given
 from pmstore._derived.verify import verify_of
 from pmstore._errors import DerivedArrayError, NameConflictError
 from pmstore._interrupts import later
+from pmstore._locks import Lock
 from pmstore._values.array import Array
 
 __all__ = ["Asked", "DerivedArrays", "asked"]
@@ -76,7 +76,7 @@ class DerivedArrays:
 
     def __init__(self, catalog: Catalog, path: str) -> None:
         self.catalog = catalog
-        self.lock = threading.RLock()
+        self.lock = Lock(catalog.lock)
         self.declared: dict[str, list[Derived]] = {}
         self._changed: dict[str, int] = {}  # the last commit before a declaration changed, by full name, in this order
         self.pins: dict[str, tuple[Entry, Array, int]] = {}
@@ -128,7 +128,7 @@ class DerivedArrays:
 
     def leave(self) -> None:
         """A forked process calls this: another thread of the parent may hold the lock and compute an array."""
-        self.lock = threading.RLock()
+        self.lock = Lock(self.catalog.lock)
         self.pins = {}
         for derived in chain.from_iterable(list(self.declared.values())):
             derived._leave()

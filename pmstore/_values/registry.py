@@ -144,6 +144,9 @@ def register(
         Called with that dict, as it was read; returns the value. Arrays in it are live: if the value refers to them,
         their changes are part of the next commit. It must not trust the parts, if files come from others.
 
+        Commits call both, too, to notice values that were changed and not assigned back. They are called under the
+        store's locks: neither may wait for a lock that a thread holds while it uses the store.
+
         `encode` and `decode` can be left out for enums, dataclasses and named tuples. An enum is kept by the names of
         its members, a flag by its number. Of the others the fields are kept; `__init__` and `__post_init__` are not
         called when they are read. Storing a value with attributes that are no fields is a TypeError, unless they are

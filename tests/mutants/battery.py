@@ -40,7 +40,7 @@ from tests.mutants.creation import names_of_new_files
 from tests.mutants.damage import Evaluated, Noticed, damage
 from tests.mutants.formats import formats
 from tests.mutants.growing import growing
-from tests.store import test_abandoned, test_interrupts
+from tests.store import test_abandoned, test_finalizers, test_interrupts
 from tests.support import crashes, crashes_new, crashes_slots, crashes_threads
 from tests.support.snapshots import snapshot
 
@@ -427,6 +427,8 @@ def abandoned(directory: Path) -> None:
         test_abandoned.test_what_a_thread_did_before_and_after_goes_together,
         test_abandoned.test_the_collector_of_another_thread,
         test_abandoned.test_a_reference_counted_to_zero_in_the_middle_of_an_assignment,
+        partial(test_finalizers.in_the_middle_of_an_operation, action="rollback", method="put"),
+        test_finalizers.test_a_signal_handler_in_the_middle_of_reading_does_not_wait_for_a_thread_that_waits,
     )
     for use in uses:
         with pmstore.open(directory / "abandoned.pm", "w") as store:

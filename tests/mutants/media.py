@@ -383,6 +383,22 @@ PYTHON = [
         "half of what a thread did around a collection is committed",
     ),
     Mutant(
+        "finalizer-inside-an-operation",
+        "W",
+        LOCK,
+        "is_interrupted(lock) || is_interrupted(lock->below)",
+        "false",
+        "a finalizer takes back the first half of an operation",
+    ),
+    Mutant(
+        "handler-waits-for-a-thread-that-waits",
+        "W",
+        LOCK,
+        "status != PY_LOCK_ACQUIRED && lock->below && lock_is_mine(lock->below)",
+        "false",
+        "a signal handler in an operation and another thread's transaction wait for each other",
+    ),
+    Mutant(
         "rollback-inside-an-operation",
         "W",
         TRANSACTION,

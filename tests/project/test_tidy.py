@@ -54,7 +54,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "_display": {"_errors"},
     "_values": {"_core", "_errors"},
     "_catalog": {"_core", "_display", "_errors", "_interrupts", "_locks", "_values"},
-    "_derived": {"_catalog", "_core", "_display", "_errors", "_interrupts", "_values"},
+    "_derived": {"_catalog", "_core", "_display", "_errors", "_interrupts", "_locks", "_values"},
     "_store": {
         "_catalog",
         "_core",

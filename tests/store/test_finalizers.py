@@ -1,0 +1,201 @@
+"""Finalizers and signal handlers in the middle of an operation: they change nothing there, and no thread hangs."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pmstore
+from tests.store.test_abandoned import in_the_middle
+
+pytestmark = pytest.mark.parametrize("medium", ["memory"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def _collect_by_hand() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
+def _ends() -> Iterator[None]:
+    with ends():
+        yield
+
+
+@contextlib.contextmanager
+def ends() -> Iterator[None]:
+    """An error if what is inside waits for ever."""
+
+    def give_up(*_: object) -> None:
+        raise AssertionError("it waits for ever")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(20)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+class Finalizer:
+    """An object in a cycle, so that only the collector finds it. errors: those of the action."""
+
+    def __init__(self, action: Callable[[], Any], errors: list[str]) -> None:
+        self.me, self.action, self.errors = self, action, errors
+
+    def __del__(self) -> None:
+        try:
+            self.action()
+        except pmstore.Error as error:
+            self.errors.append(f"{type(error).__name__}: {error}")
+
+
+def transact(store: pmstore.Store) -> None:
+    with store.transaction():
+        pass
+
+
+ACTIONS = {
+    "commit": lambda store: store.commit(),
+    "rollback": lambda store: store.rollback(),
+    "transaction": transact,
+    "close": lambda store: store.close(),
+    "assign": lambda store: store.__setitem__("other", 1),
+    "delete": lambda store: store.__delitem__("kept"),
+    "read": lambda store: store["kept"],
+    "derived": lambda store: store["sum"],
+}
+
+
+@pytest.mark.parametrize("method", ["alloc", "write", "put", "get", "commit"])
+@pytest.mark.parametrize("action", ACTIONS)
+def test_a_finalizer_can_not_use_the_store_in_the_middle_of_an_operation(
+    store: pmstore.Store, action: str, method: str
+) -> None:
+    in_the_middle_of_an_operation(store, action, method)
+
+
+def in_the_middle_of_an_operation(store: pmstore.Store, action: str, method: str) -> None:
+    store["kept"] = np.arange(9)
+    store.derive("sum", sum, "kept")
+    store.commit()
+    errors: list[str] = []
+    Finalizer(lambda: ACTIONS[action](store), errors)
+    in_the_middle(method, gc.collect)
+    store["new"] = np.arange(1000.0)
+    store.commit()
+    assert len(errors) == 1 and "TransactionError: the garbage collector runs a finalizer in the middle" in errors[0]
+    assert set(store) == {"kept", "sum", "new"} and len(store["new"]) == 1000 and store.check().ok
+    assert store.sequence == 2
+    ACTIONS[action](store)  # the program can
+
+
+def test_a_finalizer_between_operations_can_use_the_store(store: pmstore.Store) -> None:
+    errors: list[str] = []
+    Finalizer(lambda: (store.__setitem__("x", 1), store.append("rows", [2]), store.commit()), errors)
+    store.create_array("rows", (0,), maxshape=(None,))
+    gc.collect()
+    assert not errors and store["x"] == 1 and list(store["rows"]) == [2] and store.sequence == 1
+
+
+def test_a_finalizer_of_another_store(store: pmstore.Store) -> None:
+    with pmstore.open(":memory:") as other:
+        errors: list[str] = []
+        Finalizer(lambda: (other.__setitem__("x", 1), other.commit()), errors)
+        in_the_middle("put", gc.collect)
+        store["n"] = 1
+        assert not errors and other["x"] == 1 and other.sequence == 1
+
+
+@pytest.mark.usefixtures("_ends")
+@pytest.mark.parametrize("action", ["commit", "transaction", "close"])
+def test_a_finalizer_does_not_wait_for_a_thread_that_waits_for_it(open_store: Any, action: str) -> None:
+    """It runs in an operation, for whose end a transaction of another thread waits."""
+    with open_store() as store, contextlib.ExitStack() as stack:
+        if action == "close":
+            stack.enter_context(pmstore.open(store.path))  # so that a close by another thread would only give this back
+        began = threading.Event()
+
+        def other() -> None:
+            with store.transaction():
+                began.set()
+                store["m"] = 1
+
+        thread = threading.Thread(target=other)
+        errors: list[str] = []
+
+        def finalize() -> None:
+            thread.start()
+            began.wait()
+            ACTIONS[action](store)
+
+        Finalizer(finalize, errors)
+        in_the_middle("put", gc.collect)
+        store["n"] = 1
+        thread.join()
+        assert len(errors) == 1 and "in the middle of an operation" in errors[0]
+        assert store["n"] == store["m"] == 1
+        assert store.openings == 1
+
+
+def test_an_opening_that_a_finalizer_gives_back(open_store: Any) -> None:
+    """It does not commit: the other openings go on with what is pending."""
+    with open_store() as store:
+        again = pmstore.open(store.path)
+        errors: list[str] = []
+        Finalizer(again.close, errors)
+        in_the_middle("put", gc.collect)
+        store["n"] = 1
+        assert store.openings == 1 and store.sequence == 0 and len(errors) == 1
+
+
+def test_a_signal_handler_in_the_middle_of_reading_does_not_wait_for_a_thread_that_waits(store: pmstore.Store) -> None:
+    with ends():
+        handled_in_the_middle(store)
+
+
+def handled_in_the_middle(store: pmstore.Store) -> None:
+    store["kept"] = [1, 2]
+    store.commit()
+    began = threading.Event()
+    errors = []
+
+    def other() -> None:
+        with store.transaction():
+            began.set()
+            store["m"] = 1
+
+    thread = threading.Thread(target=other)
+
+    def handler(*_: object) -> None:
+        if thread.ident is None:
+            thread.start()
+            began.wait()
+        try:
+            store.commit()
+        except pmstore.TransactionError as error:
+            errors.append(str(error))
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        in_the_middle("get", lambda: signal.raise_signal(signal.SIGUSR1))
+        assert store["kept"] == [1, 2]
+        thread.join()
+        assert len(errors) == 1 and "can't wait there for another thread" in errors[0]
+        in_the_middle("get", lambda: signal.raise_signal(signal.SIGUSR1))
+        store["pending"] = 1
+        assert store["kept"] == [1, 2]
+        assert len(errors) == 1 and not store._has_pending()  # no thread has a transaction
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -1,15 +1,17 @@
 """The parts that all estimators share, so that each family adds its algorithm and nothing else.
 
-An estimator is two classes. The first one, a subclass of `Fit`, is the algorithm:
+An estimator is two classes. The first one, a subclass of `Fit`, is the algorithm. Besides what `Resumable` asks for
+(`loop.py`: `step`, `max_iter` or `converged`, `finish`, `version`):
 
-- Its `fields` know every size before `start` runs: ``n_components="auto"`` is resolved from X in ``__init__``. A value
-  whose size is not known by then has ``dtype=object``.
+- Its `fields` know every size before `start` runs. A size that depends on the data, such as the number of
+  components of an IncrementalPCA with ``n_components=None``, is computed from X in `fields`. A value whose size is not
+  known by then has ``dtype=object``.
 - Its `fields` and `start` call super's, its `fingerprint` adds the arguments of ``fit`` other than X.
 - It draws from ``self.random_state``, never from the estimator's.
-- `fitted` returns the attributes for callbacks.
+- `fitted` returns all attributes that `predict` or `transform` needs, as callbacks call them.
 - A field with ``dtype=object`` can come back as any Python value, if other code changed the store. `derive` therefore
   checks such fields of a resumed fit. The estimator's ``fit`` checks them when it has loaded a finished one, as it does
-  with `PCAFit.check`. Both raise `changed`.
+  with `PCAFit.check` of `pmstore/decomposition/_incremental_pca.py`. Both raise `changed`.
 
 The second one, a subclass of `InStore` and of scikit-learn's class, adds `CONSTRAINTS` to its
 ``_parameter_constraints``. Its ``fit`` checks the input, calls `_started_afresh` if the fit is scikit-learn's own and

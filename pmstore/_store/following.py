@@ -199,10 +199,11 @@ class Following(NameMapping):
             Which versions stay: the number of the newest ones, or a dict with ``last``, ``every`` and ``age``
             (seconds). By default, all stay. Tagged versions always stay, and so do versions that others need.
         codec : str, None, a codec of numcodecs, or a dict of these
-            By default, the bytes of differences to the version before are sorted by their place in the element and
-            compressed with zstd. None stores contents as they are. A dict has codecs by patterns of names:
-            ``{"weights/*": pmstore.codecs.LCDelta()}``. The first pattern that matches an array decides. Arrays that
-            match none have the default. LCDelta is lossy (docs/lossy.md), other codecs are not.
+            "zstd", the default, sorts the bytes of differences to the version before by their place in the element, and
+            compresses them with zstd. ``{"id": "zstd"}`` is zstd alone. None stores contents as they are. A dict has
+            codecs by patterns of names: ``{"weights/*": pmstore.codecs.LCDelta()}``. The first pattern that matches an
+            array decides. Arrays that match none have the default. LCDelta is lossy (docs/lossy.md), other codecs are
+            not.
         part_size, queue_size : int or str
             The largest size of an object, and the most bytes that wait in memory for the first place. The second is
             also the limit of memory for the contents of the last version, from which differences are taken.

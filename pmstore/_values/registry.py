@@ -3,7 +3,8 @@
 A file has the name of a type and its parts. Reading looks the name up among the registered types, and neither imports
 nor runs anything that the file names. A name that is not registered gives the parts themselves, as `Parts`.
 
-`known.py` has types of numpy, SciPy and pandas. They count as registered in programs that have imported their package.
+`known.py` has types of numpy, SciPy, pandas, pyarrow and polars. They count as registered in programs that have
+imported their package.
 """
 
 from __future__ import annotations

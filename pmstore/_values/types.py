@@ -55,8 +55,8 @@ class Small(NamedTuple):
     """How values of one type are kept.
 
     code: of the extension. parts: the list for a value; raises TypeError if it can't be kept. make: the value of a
-    list. mutable: whether a value can be changed in place. holds: whether the parts may be any values. raw: what
-    takes the place of `make` where nothing outside of the file counts.
+    list. mutable: whether a value can be changed in place. holds: whether the parts may be any values. raw: used
+    instead of `make` when a value is only looked at (`decode(raw=True)`): an unknown time zone, say, is no error then.
     """
 
     code: int

@@ -104,8 +104,8 @@ def _unpacked(encoded: bytes, raw: bool) -> Any:
 
 
 def has_containers(value: Any) -> bool:
-    """Whether a part of the value can be changed in place: a list, a dict, an array, a structured scalar, or a tuple
-    that holds one.
+    """Whether a part of the value can be changed in place: a list, a dict, a set, an array, a generator, a structured
+    scalar, or a tuple that holds one.
     """
     return _holds(value, _is_container)
 
@@ -118,7 +118,8 @@ def _is_container(value: Any) -> bool:
 
 
 def _holds(value: Any, can_change: Callable[[Any], bool]) -> bool:
-    """Whether a value, or what a tuple or a small type holds, can be changed in place. can_change: of other types."""
+    """Whether a value can be changed in place, or anything that a tuple or a type of `types.py` holds. can_change:
+    answers this for every other type."""
     kind = type(value)
     if kind in _ATOMS:
         return False

@@ -33,7 +33,7 @@ _SAME_SIZE = ("shuffle",)  # codecs whose output is as long as their input
 _CODE = ("pickle",)  # codecs that may run what they decode
 _LEVEL = 1
 _OWN = "pmstore."  # what the names of pmstore's codecs begin with
-_PLANES = "pmstore.planes"  # takes the difference itself, and decodes it to where the contents are
+_PLANES = "pmstore.planes"  # computes the difference in C code of its own, and decodes into the caller's array
 LOSSY: tuple[dict[str, Any], ...] = ({"id": "pmstore.lcdelta"},)  # its frames tell the rest
 
 Configs = tuple[dict[str, Any], ...] | None
@@ -137,7 +137,7 @@ def chosen(codec: Any) -> Codecs:
 
 
 def _one(codec: Any) -> Configs | LCDelta:
-    """Configurations; None for the default; or a lossy codec."""
+    """Configurations, or a lossy codec. None is the default, which "zstd" means; () is no codec, which None means."""
     if codec is None:
         return ()
     if codec == "zstd":

@@ -237,7 +237,7 @@ def forget(chosen: argparse.Namespace) -> int:
 
 
 def export_(chosen: argparse.Namespace) -> int:
-    """Writes a version as zarr, .npz or safetensors."""
+    """Writes a version in another format."""
     archive = _archive.open(chosen.path)
     version = archive.latest if chosen.version is None else chosen.version
     names = export(archive[version], chosen.destination, chosen.format)

@@ -56,7 +56,8 @@ def arrays() -> dict[str, Any]:
 
 
 def values() -> dict[str, Any]:
-    """Values, by name: of all types that need no other package, in the entry itself and in an extent."""
+    """Values, by name: of the types that format 1 began with and that need no other package, in the entry itself and in
+    an extent."""
     return {
         "none": None,
         "bool": True,

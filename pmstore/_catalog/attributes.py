@@ -115,7 +115,7 @@ class Attributes(MutableMapping[str, Any]):
 
     def _out(self, name: str, value: Any) -> Any:
         """A value of `_read` that goes to the user."""
-        value = made_of(value)
+        value = typed(value)
         if not self._catalog.read_only and has_containers(value):
             key = attributes_key(self._name) + name.encode()
             self._catalog.lost_updates.handed_out(key, name, value, encode(value))
@@ -157,7 +157,7 @@ class Attributes(MutableMapping[str, Any]):
                 if default is self._RAISE:
                     raise self._unknown(name, found)
                 return default
-            value = made_of(found.pop(name))
+            value = typed(found.pop(name))
             self._put(found)
             return value
 
@@ -300,7 +300,7 @@ def all_of(catalog: Catalog, name: str) -> dict[str, Any]:
             raise of(f"the attributes of {what_of(name)}", error) from error
 
 
-def made_of(value: Any) -> Any:
+def typed(value: Any) -> Any:
     """The value of an attribute in `all_of`, with values of registered types. Raises DecodeError."""
     return value if type(value) in _SIMPLE else decode(encode(value))
 
@@ -308,7 +308,7 @@ def made_of(value: Any) -> Any:
 def readable(value: Any) -> Any:
     """The same, or its parts if that fails."""
     with contextlib.suppress(DecodeError):
-        return made_of(value)
+        return typed(value)
     return value
 
 

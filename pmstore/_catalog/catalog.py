@@ -231,10 +231,10 @@ class Catalog:
             with self.lock, later():
                 self._set_array(key, name, array)
             return
-        if type(value) not in PLAIN and (made_of := objects.prepared(value)) is not None:
+        if type(value) not in PLAIN and (contents := objects.prepared(value)) is not None:
             with self.lock, later():
-                stored = objects.put(self, key, made_of, self._belongings(key, self._existing(key, name)))
-                self.lost_updates.assigned(value, stored, objects.small)
+                stored = objects.put(self, key, contents, self._belongings(key, self._existing(key, name)))
+                self.lost_updates.assigned(value, stored, objects.compared)
             return
         encoded = encode(value)
         with self.lock, later():

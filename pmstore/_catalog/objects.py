@@ -119,10 +119,10 @@ def _is_live(part: Any) -> bool:
     return (type(part) is np.ndarray or type(part) is np.memmap) and not is_text(part.dtype)
 
 
-def put(catalog: Catalog, key: bytes, made_of: Prepared, gone: bytes) -> bytes:
+def put(catalog: Catalog, key: bytes, contents: Prepared, gone: bytes) -> bytes:
     """Stores an object under a catalog key. gone: prefix of the keys that are deleted with the old value. A part that
     is a live array of the old value is moved, and stays live. Returns the meta of the object's entry."""
-    name, items = made_of
+    name, items = contents
     live = _live_parts(catalog, key)
     moved: list[tuple[bytes, bytes]] = []
     with new_parts(catalog, key) as number:
@@ -264,7 +264,7 @@ def get(catalog: Catalog, key: bytes, what: str, entry: Entry) -> Any:
     value = read(catalog, what, entry, outlined if kept.made_of is None else None)
     kept = registered(type(value))
     if kept is not None and kept.watched:
-        outline = functools.partial(small, live=places if kept.made_of is None else None)
+        outline = functools.partial(compared, live=places if kept.made_of is None else None)
 
         def again(key: bytes) -> bytes:
             one = catalog.core.get(key)
@@ -313,9 +313,9 @@ def release(catalog: Catalog, entry: Entry) -> None:
             catalog.core.release(row.entry.offset, row.entry.length)
 
 
-def small(value: Any, live: Mapping[str, Any] | None = MappingProxyType({})) -> bytes:
-    """The parts of an object that a lost update would change: all but the elements of its arrays that are live. Raises
-    the errors of `encode`.
+def compared(value: Any, live: Mapping[str, Any] | None = MappingProxyType({})) -> bytes:
+    """The parts of an object that are compared to notice a lost update: all but the elements of its arrays that are
+    live. Raises the errors of `encode`.
 
     live: the places of its arrays when it was read; None: none is live. Of an array in another place, the elements
     count, too.

@@ -167,7 +167,7 @@ class InStore(sklearn.CallbackSupportMixin):
     def _has_callbacks(self) -> bool:
         return bool(getattr(self, "_skl_callbacks", None))
 
-    def _is_theirs(self) -> bool:
+    def _is_scikit_learns(self) -> bool:
         """Whether the fit is scikit-learn's own: there is no store, and no callback waits for iterations."""
         return self.store is None and not self._has_callbacks()
 

@@ -43,7 +43,7 @@ _QUICK = 800_000  # bytes that are compared in some milliseconds: 100,000 object
 _LABEL = 60  # characters of a column's label in the name of a part, at most
 _LABEL_BYTES = 120  # of them, as the name of a part has at most 255 bytes, and more may follow the label
 
-Parts = dict[str, Any]
+PartDict = dict[str, Any]
 
 
 def how(kind: Any) -> tuple[Encode, Decode]:
@@ -116,9 +116,9 @@ def _pandas() -> Any:
 # ---- frames and series
 
 
-def _frame_parts(frame: Any) -> Parts:
-    parts: Parts = {"about": None}
-    labels: Parts = {}
+def _frame_parts(frame: Any) -> PartDict:
+    parts: PartDict = {"about": None}
+    labels: PartDict = {}
     about = {"columns": _index_parts(frame.columns, "labels", labels), "labels": labels}
     about["index"] = _index_parts(frame.index, "index", parts)
     described = []
@@ -131,7 +131,7 @@ def _frame_parts(frame: Any) -> Parts:
     return parts
 
 
-def _frame_of(parts: Parts) -> Any:
+def _frame_of(parts: PartDict) -> Any:
     pandas, about = _pandas(), parts["about"]
     columns = _index_of(about["columns"], "labels", about["labels"])
     index = _index_of(about["index"], "index", parts)
@@ -144,15 +144,15 @@ def _frame_of(parts: Parts) -> Any:
     return _with_extras(frame, about)
 
 
-def _series_parts(series: Any) -> Parts:
-    parts: Parts = {"about": None}
+def _series_parts(series: Any) -> PartDict:
+    parts: PartDict = {"about": None}
     index = _index_parts(series.index, "index", parts)
     described = _column_parts(series, "values", parts)
     parts["about"] = {"name": series.name, "index": index, "described": described, **_extras(series)}
     return parts
 
 
-def _series_of(parts: Parts) -> Any:
+def _series_of(parts: PartDict) -> Any:
     pandas, about = _pandas(), parts["about"]
     index = _index_of(about["index"], "index", parts)
     column = _column_of(about["described"], "values", parts, index)
@@ -163,12 +163,12 @@ def _series_of(parts: Parts) -> Any:
     return _with_extras(series, about)
 
 
-def _extras(value: Any) -> Parts:
-    extras: Parts = {"attrs": dict(value.attrs)} if value.attrs else {}
+def _extras(value: Any) -> PartDict:
+    extras: PartDict = {"attrs": dict(value.attrs)} if value.attrs else {}
     return extras if value.flags.allows_duplicate_labels else {**extras, "unique": True}
 
 
-def _with_extras(value: Any, about: Parts) -> Any:
+def _with_extras(value: Any, about: PartDict) -> Any:
     value.attrs.update(about.get("attrs", {}))
     if about.get("unique", False):
         value.flags.allows_duplicate_labels = False
@@ -182,7 +182,7 @@ def part_name(number: int, label: Any) -> str:
     return f"{number} {label[:_LABEL].encode()[:_LABEL_BYTES].decode(errors='ignore')}"
 
 
-def by_number(parts: Parts) -> dict[int, str]:
+def by_number(parts: PartDict) -> dict[int, str]:
     """The beginnings of the names of columns, by their numbers. Names that begin so come behind it."""
     names: dict[int, str] = {}
     for name in parts:
@@ -195,7 +195,7 @@ def by_number(parts: Parts) -> dict[int, str]:
 # ---- columns
 
 
-def _column_parts(column: Any, name: str, parts: Parts) -> list[Any]:
+def _column_parts(column: Any, name: str, parts: PartDict) -> list[Any]:
     """The description of a Series or an Index; its parts are added."""
     dtype, values = column.dtype, column.array
     if isinstance(dtype, np.dtype):
@@ -256,7 +256,7 @@ def _same(make: Any, dtype: Any) -> bool:
         return False
 
 
-def _column_of(described: Any, name: str, parts: Parts, index: Any = None) -> Any:
+def _column_of(described: Any, name: str, parts: PartDict, index: Any = None) -> Any:
     """The values of a column: an array of numpy or pandas; a Series of objects if there is an index."""
     pandas = _pandas()
     kind, *rest = described
@@ -314,7 +314,7 @@ def _text_dtype(storage: Any, missing: Any) -> Any:
 # ---- indices
 
 
-def _index_parts(index: Any, name: str, parts: Parts) -> list[Any]:
+def _index_parts(index: Any, name: str, parts: PartDict) -> list[Any]:
     pandas = _pandas()
     if type(index) is pandas.RangeIndex:
         return ["range", index.name, index.start, index.stop, index.step]
@@ -340,7 +340,7 @@ def _freq(freq: Any) -> str | None:
     return None
 
 
-def _index_of(described: Any, name: str, parts: Parts) -> Any:
+def _index_of(described: Any, name: str, parts: PartDict) -> Any:
     pandas = _pandas()
     kind, label, *rest = described
     if kind == "range":

@@ -20,7 +20,7 @@ from pmstore._values.texts import arrow_of, arrow_parts, in_one, validity
 
 __all__ = ["arrow", "made_of", "polars"]
 
-Parts = dict[str, Any]
+PartDict = dict[str, Any]
 
 
 def arrow(kind: Any) -> tuple[Encode, Decode]:
@@ -75,9 +75,9 @@ def _fixed(values: Any, missing: Any, bits: int) -> None:
 # ---- pyarrow
 
 
-def _table_parts(table: Any) -> Parts:
+def _table_parts(table: Any) -> PartDict:
     lib = sys.modules["pyarrow"]
-    parts: Parts = {"schema": bytes(table.schema.serialize()), "kinds": []}
+    parts: PartDict = {"schema": bytes(table.schema.serialize()), "kinds": []}
     if not table.num_columns:
         parts["rows"] = table.num_rows
     for i, field in enumerate(table.schema):
@@ -115,7 +115,7 @@ def _dtype_of(kind: Any) -> np.dtype[Any] | None:
     return None
 
 
-def _table_of(parts: Parts) -> Any:
+def _table_of(parts: PartDict) -> Any:
     lib = sys.modules["pyarrow"]
     schema = lib.ipc.read_schema(lib.py_buffer(parts["schema"]))
     names, columns = by_number(parts), []
@@ -129,7 +129,7 @@ def _table_of(parts: Parts) -> Any:
     return lib.Table.from_arrays(columns, schema=schema)
 
 
-def _arrow_column(field: Any, kind: str, name: str, parts: Parts) -> Any:
+def _arrow_column(field: Any, kind: str, name: str, parts: PartDict) -> Any:
     lib = sys.modules["pyarrow"]
     if kind == "texts":
         return arrow_of(name, parts).cast(field.type)
@@ -173,7 +173,7 @@ def _read(contents: bytes) -> Any:
     return sys.modules["polars"].read_ipc_stream(io.BytesIO(contents))
 
 
-def _frame_parts(frame: Any) -> Parts:
+def _frame_parts(frame: Any) -> PartDict:
     for name, dtype in frame.schema.items():
         if dtype == sys.modules["polars"].Object:  # polars would write addresses
             raise TypeError(
@@ -185,7 +185,7 @@ def _frame_parts(frame: Any) -> Parts:
             f"no column, field or category is called {_OBJECTS.decode()}, which is polars' name for columns of objects"
         )
         raise TypeError(f"a store can't keep this frame of polars: {text}")
-    parts: Parts = {"schema": schema, "kinds": [], "rows": frame.height}
+    parts: PartDict = {"schema": schema, "kinds": [], "rows": frame.height}
     for i, series in enumerate(frame.get_columns()):
         name = part_name(i, series.name)
         physical = _physical(series.dtype)
@@ -213,7 +213,7 @@ def _physical(dtype: Any) -> Any:
     return lib.Int64 if dtype.is_temporal() else None
 
 
-def _frame_of(parts: Parts) -> Any:
+def _frame_of(parts: PartDict) -> Any:
     try:
         return _checked_frame(parts)
     except BaseException as error:
@@ -222,7 +222,7 @@ def _frame_of(parts: Parts) -> Any:
         raise
 
 
-def _checked_frame(parts: Parts) -> Any:
+def _checked_frame(parts: PartDict) -> Any:
     lib: Any = sys.modules["polars"]
     schema = _read(parts["schema"]).schema
     if not schema and parts["rows"]:

@@ -15,10 +15,10 @@ import numpy as np
 
 __all__ = ["arrow_of", "arrow_parts", "in_one", "list_of", "list_parts", "validity"]
 
-Parts = dict[str, Any]
+PartDict = dict[str, Any]
 
 
-def list_parts(texts: Sequence[str | None], name: str, parts: Parts) -> None:
+def list_parts(texts: Sequence[str | None], name: str, parts: PartDict) -> None:
     """Adds the parts of a list of texts, where None is missing: name, .ends, and .missing if there are such."""
     missing = np.fromiter((text is None for text in texts), bool, len(texts))
     found = ["" if text is None else text for text in texts] if missing.any() else texts
@@ -31,7 +31,7 @@ def list_parts(texts: Sequence[str | None], name: str, parts: Parts) -> None:
     _add(np.frombuffer(data, np.uint8), ends, missing, name, parts)
 
 
-def arrow_parts(array: Any, name: str, parts: Parts) -> None:
+def arrow_parts(array: Any, name: str, parts: PartDict) -> None:
     """The same for an array of strings of pyarrow. Raises ValueError if they are no texts: none could be read again."""
     array.validate(full=True)
     whole = in_one(array).cast(sys.modules["pyarrow"].large_string())
@@ -59,13 +59,13 @@ def validity(missing: Any) -> Any:
     return sys.modules["pyarrow"].py_buffer(np.packbits(~missing, bitorder="little").tobytes())
 
 
-def _add(data: Any, ends: Any, missing: Any, name: str, parts: Parts) -> None:
+def _add(data: Any, ends: Any, missing: Any, name: str, parts: PartDict) -> None:
     parts[name], parts[f"{name}.ends"] = data, ends
     if missing.any():
         parts[f"{name}.missing"] = missing
 
 
-def _checked(name: str, parts: Parts) -> tuple[Any, Any, Any]:
+def _checked(name: str, parts: PartDict) -> tuple[Any, Any, Any]:
     data, ends, missing = parts[name], parts[f"{name}.ends"], parts.get(f"{name}.missing")
     if (
         not all(type(array) is np.ndarray and array.ndim == 1 for array in (data, ends))
@@ -80,7 +80,7 @@ def _checked(name: str, parts: Parts) -> tuple[Any, Any, Any]:
     return data, ends, missing
 
 
-def list_of(name: str, parts: Parts) -> list[Any]:
+def list_of(name: str, parts: PartDict) -> list[Any]:
     """The texts of `list_parts`. Raises ValueError if they are damaged."""
     data, ends, missing = _checked(name, parts)
     contents, bounds = data.tobytes(), ends.tolist()
@@ -95,7 +95,7 @@ def list_of(name: str, parts: Parts) -> list[Any]:
     return found
 
 
-def arrow_of(name: str, parts: Parts) -> Any:
+def arrow_of(name: str, parts: PartDict) -> Any:
     """An array of strings of pyarrow over the parts. Raises ValueError if they are damaged."""
     arrow = sys.modules["pyarrow"]
     data, ends, missing = _checked(name, parts)

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pmstore._store.lineage import lineage_of, parent_of
-from pmstore.archive._codecs import chosen
+from pmstore.archive._codecs import codecs_of
 from pmstore.archive._drain import Drain, Trouble
 from pmstore.archive._objects import Place, Retrying, place_of
 from pmstore.archive._retention import Keep
@@ -69,7 +69,7 @@ def begin(
     options = Options(
         every=count_of(every, "every is a number of commits"),
         keep=Keep.of(keep),
-        codec=chosen(codec),
+        codec=codecs_of(codec),
         part_size=size_of(part_size, "part_size"),
         queue_size=size_of(queue_size, "queue_size"),
         raises=on_error == "raise",

@@ -22,7 +22,7 @@ from pmstore._errors import UNRELATED, ArchiveDamagedError, ArchiveError, memory
 if TYPE_CHECKING:
     from pmstore.codecs import LCDelta
 
-__all__ = ["FRAME", "LOSSY", "Chain", "Codecs", "chosen", "missing"]
+__all__ = ["FRAME", "LOSSY", "Chain", "Codecs", "codecs_of", "missing"]
 
 FRAME = 4 << 20  # bytes of contents that are encoded together, at most
 MOST = 16 * FRAME  # bytes of a frame that is read, at most: of other versions of this module
@@ -64,7 +64,7 @@ def _codec(config: tuple[tuple[str, Any], ...]) -> Any:
         ) from error
 
 
-def _made(config: Mapping[str, Any]) -> Any:
+def _codec_of(config: Mapping[str, Any]) -> Any:
     try:
         return _codec(tuple(config.items()))
     except TypeError:  # a parameter is no key of a dict
@@ -121,7 +121,7 @@ def _is_lossy(codec: Any) -> bool:
     return codec is not None and not isinstance(codec, tuple)
 
 
-def chosen(codec: Any) -> Codecs:
+def codecs_of(codec: Any) -> Codecs:
     """The codecs for the argument `codec` of `Store.drain`.
 
     Raises TypeError, ValueError; ArchiveError if numcodecs is not installed.
@@ -130,18 +130,18 @@ def chosen(codec: Any) -> Codecs:
         for pattern in codec:
             if not isinstance(pattern, str) or not pattern:
                 raise TypeError(f"codec has patterns of names as keys, not {pattern!r:.80}")
-        _made({"id": "zstd"})  # of all others
-        return Codecs([(pattern, _one(given)) for pattern, given in codec.items()], None)
-    one: Any = _one(codec)
+        _codec_of({"id": "zstd"})  # of all others
+        return Codecs([(pattern, _config_of(given)) for pattern, given in codec.items()], None)
+    one: Any = _config_of(codec)
     return Codecs([("*", one)], None) if _is_lossy(one) else Codecs([], one)
 
 
-def _one(codec: Any) -> Configs | LCDelta:
+def _config_of(codec: Any) -> Configs | LCDelta:
     """Configurations, or a lossy codec. None is the default, which "zstd" means; () is no codec, which None means."""
     if codec is None:
         return ()
     if codec == "zstd":
-        _made({"id": "zstd"})
+        _codec_of({"id": "zstd"})
         return None
     if isinstance(codec, str):
         codec = {"id": codec}
@@ -151,16 +151,16 @@ def _one(codec: Any) -> Configs | LCDelta:
             f"codec is 'zstd', None, a codec of numcodecs or its configuration, or a dict of these, not {codec!r:.80}"
         )
     try:
-        made = _made(config)
+        made = _codec_of(config)
     except ArchiveError as error:
         raise ValueError(f"the codec {config['id']!r} can't be used: {error.__cause__ or error}") from error
     if config["id"] == LOSSY[0]["id"]:
         return made  # type: ignore[no-any-return]
-    _try((dict(config),))
+    _refuse_lossy((dict(config),))
     return (dict(config),)
 
 
-def _try(configs: tuple[dict[str, Any], ...]) -> None:
+def _refuse_lossy(configs: tuple[dict[str, Any], ...]) -> None:
     """Raises ValueError for a codec that does not give every byte back. It may refuse odd numbers of bytes."""
     chain = Chain(False, 1, configs)
     for count in (4096, 4095, 7, 1):
@@ -215,7 +215,7 @@ class Chain(NamedTuple):
         data: Any = contents
         if self.delta:
             data = (self._elements(contents) - self._elements(before)).view(np.uint8)  # type: ignore[arg-type]
-        for codec in map(_made, self.configs):
+        for codec in map(_codec_of, self.configs):
             with memory_errors():
                 data = codec.encode(data)
         if isinstance(data, np.ndarray) and np.may_share_memory(data, contents):  # the contents may change
@@ -240,7 +240,7 @@ class Chain(NamedTuple):
         return out
 
     def _decode_planes(self, stored: Any, before: Bytes | None, out: Bytes) -> Bytes:
-        _made(self.configs[0])  # numcodecs may not be installed
+        _codec_of(self.configs[0])  # numcodecs may not be installed
         from pmstore.codecs._planes import decode_into
 
         try:
@@ -251,7 +251,7 @@ class Chain(NamedTuple):
 
     def _decoded(self, stored: Any, count: int, before: Bytes | None) -> Bytes:
         data: Any = stored
-        codecs = [_made(config) for config in self.configs]  # a missing codec is another error than damage
+        codecs = [_codec_of(config) for config in self.configs]  # a missing codec is another error than damage
         try:
             for number in range(len(codecs) - 1, -1, -1):
                 known = all(config["id"] in _SAME_SIZE for config in self.configs[:number])
@@ -270,7 +270,7 @@ class Chain(NamedTuple):
         return (self._elements(out) + self._elements(before)).view(np.uint8)  # type: ignore[arg-type,no-any-return]
 
     def _approximated(self, stored: bytes, count: int, before: Bytes | None) -> Bytes:
-        _made(self.configs[0])  # it may not be installed
+        _codec_of(self.configs[0])  # it may not be installed
         from pmstore.codecs._passes import decoded
 
         try:

@@ -198,7 +198,7 @@ class KMeans(OnShards, _sklearn.SklearnKMeans):
             return self._fit_sharded(X, sample_weight)
         if isinstance(self.init, str) and self.init == "k-means||":
             raise ValueError('init="k-means||" is for fits over shards: give an engine, or use init="k-means++"')
-        if self._is_theirs():
+        if self._is_scikit_learns():
             self._started_afresh()
             super().fit(X, sample_weight=sample_weight)
             return self

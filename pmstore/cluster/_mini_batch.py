@@ -21,7 +21,7 @@ from pmstore.cluster import _sklearn
 Array = npt.NDArray[Any]
 
 
-class Steps(Fit):
+class MiniBatchFit(Fit):
     """All steps for an estimator, each with a random batch of the samples.
 
     Two arrays of centres alternate: step i reads centers/(i % 2), and scikit-learn's own step writes the other one,
@@ -279,7 +279,7 @@ class MiniBatchKMeans(InStore, _sklearn.SklearnMiniBatchKMeans):
         MiniBatchKMeans
             The estimator.
         """
-        if self._is_theirs():
+        if self._is_scikit_learns():
             self._started_afresh()
             super().fit(X, sample_weight=sample_weight)
             return self
@@ -290,7 +290,7 @@ class MiniBatchKMeans(InStore, _sklearn.SklearnMiniBatchKMeans):
         self._n_threads = common.openmp_threads()
         self._check_mkl_vcomp(X, self._batch_size)
 
-        steps = Steps(self, X, weights, init, weighted=sample_weight is not None)
+        steps = MiniBatchFit(self, X, weights, init, weighted=sample_weight is not None)
         told = None if sample_weight is None else {"sample_weight": weights}
         state = self._fit_in_store(steps, X=X, y=y, metadata=told)
         self._counts, self._tol = state.weights, state.tolerance

@@ -202,7 +202,7 @@ class IncrementalPCA(OnShards, _sklearn.SklearnIncrementalPCA):
             self.batch_size_ = fit.batch_size
             self._take(state, fit.batches())
             return self
-        if self._is_theirs():
+        if self._is_scikit_learns():
             self._started_afresh()
             super().fit(X)
             return self

@@ -40,7 +40,7 @@ class _Mixture(InStore):
         object
             The estimator.
         """
-        if self._is_theirs():
+        if self._is_scikit_learns():
             return super().fit(X)  # type: ignore[misc]
         self._fit(X, y)
         return self
@@ -59,7 +59,7 @@ class _Mixture(InStore):
         ndarray of shape (n_samples,), int64
         """
         labels: Array
-        if self._is_theirs():
+        if self._is_scikit_learns():
             self._started_afresh()
             labels = super().fit_predict(X)  # type: ignore[misc]
             return labels

@@ -13,7 +13,7 @@ import numpy as np
 
 import pmstore
 from pmstore._store.lineage import lineage_of, parent_of
-from pmstore.archive._codecs import chosen
+from pmstore.archive._codecs import codecs_of
 from pmstore.archive._objects import Buffer, MissingObjectError, ObjectExistsError, Place, ShortObjectError
 from pmstore.archive._retention import Keep
 from pmstore.archive._steps import Options, Steps
@@ -86,7 +86,7 @@ def stepping(store: pmstore.Store, *places: Place, **options: Any) -> Iterator[S
     chosen_options = Options(
         every=options.get("every", 1),
         keep=Keep.of(options.get("keep")),
-        codec=chosen(options.get("codec", "zstd")),
+        codec=codecs_of(options.get("codec", "zstd")),
         part_size=options.get("part_size", 1 << 20),
         queue_size=options.get("queue_size", 1 << 26),
         raises=True,

@@ -15,7 +15,7 @@ import pmstore
 from pmstore import archive
 from pmstore._cli import main
 from pmstore.archive._archive import Archive
-from pmstore.archive._codecs import chosen
+from pmstore.archive._codecs import codecs_of
 from pmstore.archive._format import Loss, Piece, Row
 from pmstore.archive._index import Index
 from pmstore.archive._sources import Sources
@@ -262,7 +262,7 @@ def test_large_arrays(store: pmstore.Store, tmp_path: Path) -> None:
 
 
 def test_the_first_pattern_counts(store: pmstore.Store) -> None:
-    codecs = chosen({"a/b*": None, "a/*": LCDelta(2), "*": "zlib"})
+    codecs = codecs_of({"a/b*": None, "a/*": LCDelta(2), "*": "zlib"})
     assert codecs.lossy(b"na/c") == (1, LCDelta(2)) and codecs.lossy(b"na/bc") is None
     assert codecs.configs(b"na/bc") == () and codecs.configs(b"na/c") is None
     assert codecs.configs(b"nx") == ({"id": "zlib"},) and codecs.configs(b"mlineage") is None

@@ -377,7 +377,7 @@ def test_codecs_that_lack_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             patched.setattr(_planes, "_zstd", NoMemory)
             patched.setattr(_passes, "Zstd", NoMemory)
             if codec != "lossy":
-                patched.setattr(_codecs, "_made", NoMemory)
+                patched.setattr(_codecs, "_codec_of", NoMemory)
             with pytest.raises(MemoryError, match="not enough memory"):
                 steps.capture()
             with pytest.raises(MemoryError):
@@ -403,7 +403,7 @@ def test_a_refusal_that_names_memory_is_no_lack_of_it(tmp_path: Path, monkeypatc
         store["x"] = np.random.default_rng(0).random(3000)
         store.commit()
         with monkeypatch.context() as patched:
-            patched.setattr(_codecs, "_made", Refuses)
+            patched.setattr(_codecs, "_codec_of", Refuses)
             steps.capture()
         archived(steps)
     assert len(told) == 1 and "does not take the contents of 'x'" in told[0]

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 numcodecs = pytest.importorskip("numcodecs")
 
 from pmstore._core import ffi, lib  # noqa: E402
-from pmstore.archive._codecs import Chain, chosen  # noqa: E402
+from pmstore.archive._codecs import Chain, codecs_of  # noqa: E402
 from pmstore.codecs import Planes  # noqa: E402
 from pmstore.codecs._planes import decode_into, encoded  # noqa: E402
 
@@ -177,7 +177,7 @@ def test_an_archive_of_other_codecs_is_read() -> None:
 
 def test_named_for_an_archive() -> None:
     """It may be named, also where the elements have another size."""
-    configs = chosen({"id": "pmstore.planes", "elementsize": 4}).configs(b"nx")
+    configs = codecs_of({"id": "pmstore.planes", "elementsize": 4}).configs(b"nx")
     data = some(0, 8, 500, "close")
     for size in (4, 8):
         chain = Chain.of(configs, size, len(data), False)

@@ -21,7 +21,7 @@ import pmstore.cluster  # noqa: E402
 from pmstore.cluster import MiniBatchKMeans, _sklearn  # noqa: E402
 from pmstore.cluster._elkan import Elkan  # noqa: E402
 from pmstore.cluster._lloyd import Lloyd  # noqa: E402
-from pmstore.cluster._mini_batch import Steps  # noqa: E402
+from pmstore.cluster._mini_batch import MiniBatchFit  # noqa: E402
 from tests.conftest import LONGER  # noqa: E402
 from tests.support.resuming import interrupted  # noqa: E402
 from tests.support.template import python  # noqa: E402
@@ -137,11 +137,13 @@ def test_the_table_of_the_documentation_is_what_is_stored() -> None:
     rows = path.read_text().partition("<!-- state -->")[2].partition("<!-- /state -->")[0].strip().splitlines()
     said = [[cell.strip(" `") for cell in row.strip("|").split("|")] for row in (rows[0], *rows[2:])]
     columns = {name: dict(zip((row[0] for row in said[1:]), cells)) for name, *cells in zip(*said) if name != "field"}
-    for name, algorithm in (("KMeans, lloyd", Lloyd), ("KMeans, elkan", Elkan), ("MiniBatchKMeans", Steps)):
-        estimator: Any = (MiniBatchKMeans if algorithm is Steps else pmstore.cluster.KMeans)(3)
+    for name, algorithm in (("KMeans, lloyd", Lloyd), ("KMeans, elkan", Elkan), ("MiniBatchKMeans", MiniBatchFit)):
+        estimator: Any = (MiniBatchKMeans if algorithm is MiniBatchFit else pmstore.cluster.KMeans)(3)
         estimator._n_init = estimator._n_threads = 1
         estimator._batch_size = 5
-        options: dict[str, Any] = {"weighted": False} if algorithm is Steps else {"weighted": False, "in_place": False}
+        options: dict[str, Any] = (
+            {"weighted": False} if algorithm is MiniBatchFit else {"weighted": False, "in_place": False}
+        )
         table: Any = algorithm(estimator, DIGITS[:9], np.ones(9), "random", **options)
         fields = {
             field.name: "generator" if field.generator else field.role
@@ -199,7 +201,7 @@ def test_mini_batches_go_on_with_the_callers_generator(path: Path) -> None:
     one, other = np.random.RandomState(7), np.random.RandomState(7)
     parameters = {"n_clusters": 4, "batch_size": 64}
     reference = theirs.MiniBatchKMeans(**parameters, random_state=one).fit(DIGITS)
-    with interrupted(Steps, 3):
+    with interrupted(MiniBatchFit, 3):
         MiniBatchKMeans(**parameters, random_state=np.random.RandomState(7), store=path, name="mine").fit(DIGITS)
     fit = MiniBatchKMeans(**parameters, random_state=other, store=path, name="mine").fit(DIGITS)
     assert fit.resumed_from_iter_ == 3
@@ -220,7 +222,7 @@ def test_an_interrupted_fit_leaves_the_callers_generator_as_it_was(name: str | N
     reference = theirs.MiniBatchKMeans(4, batch_size=64, random_state=np.random.RandomState(7)).fit(DIGITS)
     model = MiniBatchKMeans(4, batch_size=64, random_state=np.random.RandomState(7), store=path, name=name)
     for steps in (2, 3):  # starts, resumes
-        with interrupted(Steps, steps):
+        with interrupted(MiniBatchFit, steps):
             model.fit(DIGITS)
     assert model.fit(DIGITS).resumed_from_iter_ == 5
     assert_same(model, reference)

@@ -26,7 +26,7 @@ from pmstore._values.as_json import print_json, to_json
 Command = Callable[[argparse.Namespace], int]
 
 SOUND, DAMAGED, FAILED = 0, 1, 2
-FORMATS = ("zarr", "npz", "safetensors", "hdf5")  # of export and import
+FORMATS = ("zarr", "npz", "safetensors", "hdf5")  # those of _interchange/formats.py, which other commands do not load
 
 EXIT_STATUS = """\
 exit status:

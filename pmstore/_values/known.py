@@ -30,6 +30,7 @@ _BY_TYPE: dict[type, Registered] = {}
 _BY_NAME: dict[str, Registered] = {}
 _LOADED: set[str] = set()
 
+_UNWATCHED = ("numpy", "pyarrow")  # all of a recarray is live, and a table of Arrow can't be changed
 _SPARSE = [f"{kind}_{what}" for kind in ("csr", "csc", "coo") for what in ("array", "matrix")]
 
 
@@ -81,7 +82,7 @@ def _watching(module: str) -> tuple[Any, ...]:
         from pmstore._values import tables
 
         return True, tables.made_of
-    return (True, _arrays_of) if module == "scipy.sparse" else (module == "numpy.ma",)
+    return (True, _arrays_of) if module == "scipy.sparse" else (module not in _UNWATCHED,)
 
 
 # ---- numpy

@@ -57,10 +57,9 @@ def _codec(config: tuple[tuple[str, Any], ...]) -> Any:
     try:
         return numcodecs.get_codec(dict(config))
     except Exception as error:
-        name = dict(config).get("id")
         raise ArchiveError(
-            f"the archive was written with the codec {name!r}, which numcodecs does not have here: install the package "
-            f"that registers it ({error})"
+            f"the archive was written with the codec {dict(config)!r:.200}, which can't be made here: install the "
+            f"package that registers it, or a newer one ({error})"
         ) from error
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import math
 import os
+import re
 import shutil
 import threading
 import warnings
@@ -250,6 +251,13 @@ def test_codecs_that_are_refused(tmp_path: Path) -> None:
     chain = Chain(False, 1, ({"id": "pickle"},))
     with pytest.raises(pmstore.ArchiveError, match="run code"):
         chain.decode(b"", 1, None)
+
+
+@pytest.mark.parametrize("config", [{"id": "unheard-of"}, {"id": "zlib", "strength": 3}])
+def test_the_error_of_a_codec_that_is_not_here_names_its_settings(config: dict[str, Any]) -> None:
+    text = f"the codec {config}, which can't be made here: install the package that registers it, or a newer one"
+    with pytest.raises(pmstore.ArchiveError, match=re.escape(text)):
+        Chain(False, 1, (config,)).decode(b"", 1, None)
 
 
 def test_a_codec_that_returns_what_it_was_given(tmp_path: Path) -> None:

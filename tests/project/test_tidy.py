@@ -492,6 +492,8 @@ def test_importing_pmstore_leaves_the_path_as_it_is() -> None:
         "pmstore.mixture",
         "pmstore.archive",
         "pmstore.codecs",
+        "pmstore.scale",
+        "pmstore.testing",
         "pmstore.torch",
     ],
 )

@@ -20,8 +20,8 @@ import pmstore
 import pmstore.mixture
 from pmstore.cluster import KMeans, MiniBatchKMeans
 from pmstore.decomposition import IncrementalPCA
-from pmstore.mixture import GaussianMixture
-from tests.support.resuming import copied, in_memory
+from pmstore.mixture import BayesianGaussianMixture, GaussianMixture
+from tests.support.resuming import copied, estimators, in_memory
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::sklearn.exceptions.ConvergenceWarning"),
@@ -61,6 +61,9 @@ FITS: dict[str, Callable[[Path], Any]] = {
         3, batch_size=10, max_iter=2, max_no_improvement=None, random_state=0, store=path, name="fit"
     ).fit(X),
     "mixture": lambda path: GaussianMixture(2, random_state=0, tol=1e-9, max_iter=3, store=path, name="fit").fit(X),
+    "bayes": lambda path: BayesianGaussianMixture(
+        n_components=2, random_state=0, tol=1e-9, max_iter=3, store=path, name="fit"
+    ).fit(X),
     "components": lambda path: IncrementalPCA(2, batch_size=10, store=path, name="fit").fit(X),
     "learned": lambda path: pmstore.partial_fit(
         SGDClassifier(random_state=np.random.RandomState(0)), BATCHES, store=path, name="fit", classes=[False, True]
@@ -68,6 +71,10 @@ FITS: dict[str, Callable[[Path], Any]] = {
     "philox": lambda path: Walk(np.random.Philox(0)).run(path, "fit"),
     "twister": lambda path: Walk(np.random.MT19937(0)).run(path, "fit"),
 }
+
+
+def test_every_estimator_is_tested() -> None:
+    assert {one.__name__ for one in estimators()} <= {name for fit in FITS.values() for name in fit.__code__.co_names}
 
 
 @functools.cache
@@ -125,6 +132,7 @@ def with_strides(*strides: Any) -> Callable[[Any], Any]:
         ("mixture", "progress", record(iteration=-1)),
         ("mixture", "means_", lambda means: None),
         ("mixture", "weights_", lambda weights: np.array([1, 0])),
+        ("bayes", "means_", lambda means: None),
         ("components", "n_samples_seen", lambda n: "many"),
         ("learned", "learned/attributes/coef_", lambda coefficients: np.zeros((1, 4))),
         ("learned", "learned/attributes/coef_", lambda coefficients: coefficients.astype("f4")),

@@ -30,6 +30,7 @@ import pmstore  # noqa: E402
 from pmstore.cluster import KMeans, MiniBatchKMeans  # noqa: E402
 from pmstore.decomposition import IncrementalPCA  # noqa: E402
 from pmstore.mixture import BayesianGaussianMixture, GaussianMixture  # noqa: E402
+from tests.support.resuming import estimators  # noqa: E402
 
 BLOBS, _ = make_blobs(500, 5, centers=6, cluster_std=3.0, random_state=1)
 BLOBS -= BLOBS.min(axis=0)  # some estimators take no negative numbers
@@ -45,8 +46,7 @@ OURS = [kind for kind, _ in KINDS]
 
 
 def test_every_estimator_is_tested() -> None:
-    families = (pmstore.cluster, pmstore.decomposition, pmstore.mixture)
-    assert {getattr(family, name) for family in families for name in family.__all__} == set(OURS)
+    assert estimators() == set(OURS)
 
 
 @pytest.mark.parametrize("kind, theirs", [(KMeans, SklearnKMeans), (MiniBatchKMeans, SklearnMiniBatchKMeans)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import sys
+import types
 import warnings
 from typing import Any
 
@@ -10,6 +12,7 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore._values import known
 from pmstore._values.as_json import to_json
 
 
@@ -72,6 +75,24 @@ def test_a_mask_that_the_store_lacks_is_a_lost_update(store: Any) -> None:
         store.commit()
     store["m"] = copy
     assert store["m"].tolist() == [None, 3.0]
+
+
+def test_a_type_of_another_module_is_watched_unless_the_table_says_otherwise(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module: Any = types.ModuleType("another")
+    module.Box = type("Box", (types.SimpleNamespace,), {})
+    monkeypatch.setitem(sys.modules, "another", module)
+    monkeypatch.setitem(known._TABLES, "another", (["Box"], lambda kind: (vars, lambda parts: kind(**parts))))
+    monkeypatch.setattr(known, "_NAMES", {*known._NAMES, "Box"})
+    for one in ("_BY_TYPE", "_BY_NAME", "_LOADED"):
+        monkeypatch.setattr(known, one, getattr(known, one).copy())
+    store["box"] = module.Box(x=np.zeros(3), label="old")
+    store.commit()
+    box = store["box"]
+    box.label = "new"
+    with pytest.warns(pmstore.LostUpdateWarning, match="'box' was read from the store and changed"):
+        store.commit()
 
 
 def test_what_a_masked_array_hides_is_refused(store: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import shutil
 import signal
@@ -14,8 +15,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+import pmstore
 from pmstore._core import Core
 from tests.conftest import LONGER
+
+FAMILIES = sorted(path.parent.name for path in Path(pmstore.__file__).parent.glob("*/_sklearn.py"))
+"""The folders of estimators."""
+
+
+def estimators() -> set[type]:
+    """The public classes of all families."""
+    modules = [importlib.import_module(f"pmstore.{family}") for family in FAMILIES]
+    return {getattr(module, name) for module in modules for name in module.__all__}
 
 
 @contextlib.contextmanager

@@ -51,7 +51,7 @@ MUTANTS = [
         ASYNC,
         "store->log.durable = async->snapshot;",
         "store->log.durable = async->snapshot + 1;",
-        "a record knows of a durable one that there is not",
+        "a record states that a record is durable which does not exist",
     ),
     Mutant(
         "finalized-oldest-first",

@@ -79,7 +79,7 @@ COMMIT = [
         WRITE_BACK,
         "write_back->job.body ? run_job(store) : PM_OK",
         "write_back->job.body && !write_back->overflowed ? run_job(store) : PM_OK",
-        "the log is emptied of a commit that committed image does not show",
+        "the log is emptied of a commit that the committed image does not show",
     ),
     Mutant(
         "image-without-last-item",

@@ -113,7 +113,7 @@ RECORDS = [
         LOG,
         "next.salt = pm_log_new_id(log->media);",
         ";",
-        "records of an earlier lap are replayed",
+        "records from before the log was emptied are replayed",
         also=(part(LOG, "record->sequence == sequence", "record->sequence > 0"),),
     ),
     Mutant(
@@ -122,7 +122,7 @@ RECORDS = [
         LOG,
         "record->salt != log->header.salt",
         "false",
-        "records of an earlier lap are replayed",
+        "records from before the log was emptied are replayed",
         also=(part(LOG, "record->sequence == sequence", "record->sequence > 0"),),
     ),
     Mutant(

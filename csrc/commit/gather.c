@@ -131,8 +131,8 @@ typedef struct strategy {
     uint64_t first, end;                                       /* the extent's pages, in the region */
     uint64_t (*next)(const struct strategy *s, uint64_t page); /* the next page, from this one on, that may differ */
     bool uncommitted; /* the committed image does not have the extent yet: nothing is compared, and all is logged */
-    /* Most pages will be equal: they are compared in their place before they are copied. A block that is not a whole
-     * page always is. */
+    /* Most pages will be equal, so they are compared in place before they are copied. Blocks that are not whole pages
+     * are always compared in place. */
     bool in_place;
 } strategy;
 
@@ -177,7 +177,7 @@ static uint64_t next_block(const strategy *s, uint64_t block)
     return s->next(s, s->first + block) - s->first;
 }
 
-/* Checks that the hashes can be read that a commit changes. The program has read the contents that it changed, and
+/* Checks that the hashes that a commit changes can be read. The program has read the contents that it changed, and
  * smaller extents were read when a program got them (pm_region_prepare). The hashes may be read for the first time
  * here. */
 static pm_status table_readable(const pm_region *region, const pm_candidate *extent, uint64_t first, uint64_t last)

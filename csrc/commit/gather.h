@@ -34,7 +34,7 @@ bool pm_gather_finds_any(const pm_region *region, const pm_candidate *list, size
 /* The same for one extent. */
 bool pm_gather_differs(const pm_region *region, const pm_candidate *extent);
 
-/* True if most of an extent differs from the committed image, evaluating by a few lines of a few of its pages. */
+/* True if a sample of a few lines of a few pages shows that most of an extent differs from the committed image. */
 bool pm_gather_mostly_changed(const pm_region *region, uint64_t place, uint64_t committed, uint64_t length);
 /* True if those pages can be read. Must be asked before the first time, as a program may not have touched them. */
 bool pm_gather_sample_readable(const pm_region *region, uint64_t place, uint64_t committed, uint64_t length);

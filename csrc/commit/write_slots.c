@@ -39,8 +39,8 @@ static bool differs(const pm_double_buffer *pair, const uint8_t *live)
     return changed >= PM_DOUBLE_BUFFER_SAMPLES - PM_DOUBLE_BUFFER_SAMPLES / 4;
 }
 
-/* True if most of an extent differs from the committed image, evaluating by a few lines, and all of it can be read: a
- * page that no program has touched may be on a bad block. pair: NULL if it has one slot. */
+/* True if a sample of a few lines shows that most of an extent differs from the committed image, and all of it can be
+ * read: a page that no program has touched may be on a bad block. pair: NULL if it has one slot. */
 static bool mostly_changed(const pm_region *region, pm_buffer *buffer, const pm_double_buffer *pair)
 {
     uint64_t place = buffer->offset, length = buffer->length, committed = pair ? pair->slot[pair->current] : place;
@@ -99,8 +99,8 @@ static pm_status write_slot(pm_store *store, pm_double_buffer *pair)
     return PM_OK;
 }
 
-/* Gives two slots to an extent most of which changed in the last commits, and in this one by a sample. Without space or
- * entries it stays as it is. */
+/* Gives two slots to an extent if most of it changed in the last commits, and a sample shows the same for this commit.
+ * Without space or entries it stays as it is. */
 static pm_status give_slots(pm_store *store, pm_buffer *buffer)
 {
     pm_status status;
@@ -165,8 +165,8 @@ pm_status pm_write_slots(pm_store *store, bool only)
     return PM_OK;
 }
 
-/* Copies the current slot into the mapped one, so that memory can be given back whose bytes were committed into the
- * other slot. Pages that are not private show them already (I9). The mapped slot holds no durable state (I7), and does
+/* Copies the current slot into the mapped one. Memory can then be given back although its bytes were committed into the
+ * other slot: pages that are not private show them already (I9). The mapped slot holds no durable state (I7), and does
  * not count until the next commit writes it. */
 pm_status pm_write_slots_fill_mapped(pm_store *store, uint64_t place, uint64_t length)
 {

@@ -125,8 +125,8 @@ static bool lacked_space(pm_media *media)
 
 /* ---- what was streamed -------------------------------------------------------------------------------------- */
 
-/* The first is worth a call of its own. Up to the second, one call that writes and waits is quicker than two parts;
- * longer ranges are quicker in parts. */
+/* From BEGIN_WRITEBACK bytes on, a call of its own that begins the write-back is worth its cost. Up to AT_ONCE bytes,
+ * one call that writes and waits is quicker than parts of BEGIN_WRITEBACK bytes; longer ranges are quicker in parts. */
 enum { BEGIN_WRITEBACK = 1 << 19, AT_ONCE = (1 << 20) + (1 << 17) };
 
 /* True if a sandbox forbids a call that has failed so. */

@@ -77,8 +77,8 @@ bool lock_call_until_done(PyObject *object, PyObject *method, bool *done)
 
 /* ---- taking and giving --------------------------------------------------------------------------------------- */
 
-/* The number of the calling thread. The system gives the id of a thread that has ended to another one, which must not
- * have the locks that the first one has left behind. */
+/* The number of the calling thread. The system reuses the id of a thread that has ended. The new thread must not own
+ * locks that the old thread left behind. */
 static unsigned long this_thread(void)
 {
     static _Thread_local unsigned long number;

@@ -143,7 +143,7 @@ static pm_status copy_part(const pm_snapshot *snapshot, const pm_contents *p, co
     if (*fits && first < end) status = pm_parts_do(first, end, copy_blocks, &c);
     if (status == PM_STALE) *fits = false;
     else PM_TRY(status);
-    /* An end in the middle of a block which is not the one of the beginning */
+    /* The range ends in the middle of a block, and this is not the block in which it begins. */
     return *fits && end < last && end >= first ? copy_piece(snapshot, p, hashes, end, to, fits) : PM_OK;
 }
 
@@ -291,8 +291,8 @@ static pm_status open_locked(pm_snapshot *snapshot)
     return PM_OK;
 }
 
-/* Notes pages to be locked. They become those of one range with what they touch, or, if there would be too many ranges,
- * with the nearest one: more may be locked than is mapped. */
+/* Notes pages to be locked. They are merged with the ranges that they touch. If there would be too many ranges, they
+ * are merged with the nearest one: more may be locked than is mapped. */
 static void note_range(pm_snapshot *snapshot, uint64_t *from, uint64_t *to)
 {
     unsigned count = snapshot->range_count, first = 0, end;

@@ -44,7 +44,7 @@ static inline pm_status pm_region_readable(const pm_region *region, const uint8_
 /* Checks that the bytes that programs see at `place` can be compared with the committed bytes at `committed`. */
 pm_status pm_region_comparable(const pm_region *region, uint64_t place, uint64_t committed, uint64_t length);
 
-/* For a new buffer: checks that the pages can be read that commits always compare. */
+/* For a new buffer: checks that the pages that commits always compare can be read. */
 pm_status pm_region_prepare(const pm_region *region, pm_buffer *buffer);
 
 /* Makes pages of the live mapping private. */

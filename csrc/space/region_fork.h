@@ -39,7 +39,8 @@ bool pm_region_fork_may_show(const pm_region *region, pm_buffer *buffer);
 /* The byte that a reader locks, as a child does, before it maps this page of a constant array. */
 int64_t pm_region_fork_reader_byte(uint64_t page);
 
-/* The next pages from *page on that a reader maps, up to *stop; false if there are none. To write. */
+/* The next pages from *page on that a reader maps, up to *stop; false if there are none, or if the store is open for
+ * reading only. */
 bool pm_region_fork_mapped(const pm_region *region, uint64_t *page, uint64_t *stop);
 
 /* The offset of the first page that earlier forks leave free. */

@@ -180,7 +180,7 @@ def _check_growth(growth: Growth, axes: tuple[int, ...], dtype: np.dtype[Any], o
     if not math.prod(axes[1:]) * dtype.itemsize:
         raise ValueError(f"an array that grows can't have rows without bytes: shape {axes}, dtype {dtype}")
     if not axes[0] <= capacity or capacity < 1 or (most is not None and capacity > most):
-        raise ValueError(f"{axes[0]} rows, room for {capacity}, and at most {most}")
+        raise ValueError(f"an array with {axes[0]} rows can't have room for {capacity} rows and at most {most}")
 
 
 def axes_of(shape: Any) -> tuple[int, ...]:

@@ -428,8 +428,8 @@ class IndexWriter:
         late = Index.read(self._place, self.index, least=self.index.last)
         if late.last == self.index.last:
             raise ArchiveDamagedError(
-                f"the name of the next object of the index is taken in {self._place.url}, and no object is listed: "
-                "move away what has the name, if it is no file. A cache may give an older list: try again later"
+                f"{self._place.url} has something under the name of the next index object, but does not list it. If it "
+                "is not a file, move it away. A cache may return an older list: then try again later"
             )
         self.index = late
 

@@ -50,7 +50,7 @@ class LazyParts(Sequence[Array]):
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         if copy is False:
-            raise ValueError("the parts are computed, and joining them makes a new array")
+            raise ValueError("copy=False is impossible: the parts are computed and joined into a new array")
         whole = np.concatenate(list(self))
         return whole if dtype is None else whole.astype(dtype, copy=False)
 

@@ -214,7 +214,7 @@ def with_columns(shards: Sequence[Shard], columns: Sequence[str], of: str) -> tu
         if shard._load is _row_group:
             path, group, own = shard._arguments
             if others := set(own) ^ set(columns):
-                raise ValueError(f"of {path!r} and {of} only one has the columns {_short(sorted(others))}")
+                raise ValueError(f"the columns {_short(sorted(others))} are only in one of {path!r} and {of}")
             shard = Shard(_row_group, path, group, list(columns))
         found.append(shard)
     return tuple(found)

@@ -104,7 +104,7 @@ class Work:
 def _own_names(result: Mapping[str, Any]) -> Mapping[str, Any]:
     """What a map returned. Raises ValueError for names with a / before, which are those of the protocol."""
     if isinstance(result, Mapping) and any(str(name).startswith("/") for name in result):
-        raise ValueError(f"map() returns names without a / before, not {', '.join(map(str, result))}")
+        raise ValueError(f"map() must not return names that begin with '/': {', '.join(map(str, result))}")
     return result
 
 

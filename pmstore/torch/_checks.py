@@ -72,7 +72,7 @@ def _unwrapped(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
 def check_numbers(ratio: float, mtbf: float) -> None:
     """Raise ValueError unless a share and a number of seconds are what GradLog takes."""
     if not isinstance(ratio, numbers.Real) or not 0 < ratio <= 1:
-        raise ValueError(f"ratio is a number from 0 to 1, and not 0: {ratio!r}")
+        raise ValueError(f"ratio must be greater than 0 and at most 1, not {ratio!r}")
     if not isinstance(mtbf, numbers.Real) or not mtbf > 0:
         raise ValueError(f"mtbf is a number of seconds, more than 0, not {mtbf!r}")
 

@@ -131,9 +131,7 @@ class Persisted:
     def _store_all(self) -> None:
         for group in self._in.values():
             for name in group:
-                raise NameConflictError(
-                    f"{group.name!r} is where persist would store it, and has {name!r} already{ANOTHER}"
-                )
+                raise NameConflictError(f"persist needs the group {group.name!r}, which already has {name!r}{ANOTHER}")
         try:
             self._tensors.put(self._in[MODULE])
             self._in[TRAINING][MODULE] = self._tensors.record()

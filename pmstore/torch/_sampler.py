@@ -40,13 +40,13 @@ class BatchSampler:
     Attributes
     ----------
     epoch : int
-        The epoch that the next iteration over the sampler is of. A loop over epochs begins with it:
+        The number of the epoch that the next iteration over the sampler belongs to. A loop over epochs begins with it:
         ``for epoch in range(sampler.epoch, epochs)``.
     position : int
         The number of batches of the epoch that are done.
     generator : torch.Generator
-        Give it to the DataLoader as well: a DataLoader without a generator draws a number from torch's own one for
-        each iteration over it, also for the one after a resume, and what training draws is then another.
+        Give it to the DataLoader as well. A DataLoader without a generator draws a number from torch's own generator
+        for each iteration over it, also for the one after a resume. Training then draws other numbers.
 
     Raises ValueError or TypeError for sizes below 1, a negative seed, or an epoch without a batch.
 
@@ -72,7 +72,9 @@ class BatchSampler:
         if seed < 0:
             raise ValueError(f"seed is a number from 0, not {seed}")
         if self._samples < 1 or batch_size < 1:
-            raise ValueError(f"there must be samples and a batch size, not {self._samples} and {batch_size}")
+            raise ValueError(
+                f"the number of samples and batch_size must be at least 1, not {self._samples} and {batch_size}"
+            )
         if not 0 <= rank < world_size:
             raise ValueError(f"rank is from 0 to world_size - 1 = {world_size - 1}, not {rank}")
         self._batch_size, self._shuffle, self._drop_last, self._seed = int(batch_size), shuffle, drop_last, int(seed)

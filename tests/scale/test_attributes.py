@@ -60,5 +60,5 @@ def test_a_map_returns_no_name_of_the_protocol(engine: Any) -> None:
         def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
             return {"/behind": 1}
 
-    with pytest.raises(pmstore.ShardError, match="names without a / before, not /behind"):
+    with pytest.raises(pmstore.ShardError, match="must not return names that begin with '/': /behind"):
         Takes().run(engine=engine)

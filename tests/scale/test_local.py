@@ -412,7 +412,7 @@ def test_names_that_are_taken() -> None:
         def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator, local: Any) -> Mapping[str, Any]:
             return {"/hash": 1}
 
-    with pytest.raises(pmstore.ShardError, match="names without a / before, not /hash"):
+    with pytest.raises(pmstore.ShardError, match="must not return names that begin with '/': /hash"):
         Takes(several(2)).run(engine=Serial())
 
 

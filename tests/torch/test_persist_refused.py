@@ -128,7 +128,7 @@ def test_what_persist_can_not_keep(store: pmstore.Store, monkeypatch: pytest.Mon
         persist(sparse, None, store)
     assert not len(store)
     store["module/config"] = 3
-    with pytest.raises(pmstore.NameConflictError, match="'config' already; another training needs a group"):
+    with pytest.raises(pmstore.NameConflictError, match="which already has 'config'; another training needs a group"):
         persist(module, optimizer, store)
     del store["module/config"]
     optimizer.param_groups[0]["function"] = print

@@ -117,7 +117,8 @@ def test_samples_of_a_seeded_dataset_are_the_same_after_a_resume(workers: int) -
 
 
 def test_what_is_refused() -> None:
-    for arguments, text in (((0, 1), "there must be samples"), ((5, 0), "there must be samples")):
+    for arguments in ((0, 1), (5, 0)):
+        text = "the number of samples and batch_size must be at least 1, not {} and {}".format(*arguments)
         with pytest.raises(ValueError, match=text):
             BatchSampler(*arguments)
     with pytest.raises(ValueError, match="rank is from 0"):

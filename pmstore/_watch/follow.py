@@ -96,7 +96,7 @@ class _Quiet(NamedTuple):
     pause that was seen, in seconds; counts: whether the present one is a pause of a fit that runs."""
 
     rows: int
-    lives: int
+    starts: int
     since: float
     longest: float
     counts: bool
@@ -220,13 +220,13 @@ class Follower:
         if told is None:
             return unreadable(name)
         rows = len(told["run"])
-        lives = int(told["attempt"][-1]) if rows else 0
+        starts = int(told["attempt"][-1]) if rows else 0
         quiet = self._quiet.get(name)
-        if quiet is None or quiet.lives != lives:
-            quiet = _Quiet(rows, lives, now, 0.0, True)
+        if quiet is None or quiet.starts != starts:
+            quiet = _Quiet(rows, starts, now, 0.0, True)
         elif quiet.rows != rows:
             longest = max(quiet.longest, now - quiet.since) if quiet.counts else quiet.longest
-            quiet = _Quiet(rows, lives, now, longest, True)
+            quiet = _Quiet(rows, starts, now, longest, True)
         fit = fit_of(name, told, now, writer, quiet.longest, quiet.since)
         self._quiet[name] = quiet._replace(counts=quiet.counts and fit.state == "running")
         return fit

@@ -47,7 +47,7 @@ class Fit(NamedTuple):
     state: "starting", it has no iteration yet; "running"; "stalled", no iteration for long; "writer died"; "closed",
     its writer has closed the store before the end; "finished"; "unreadable". run is from 0, iteration the number of
     those done in the run. rate: iterations a second. left: seconds to the end, at most if at_most is true. age: seconds
-    since the last iteration. lives: how often it was started or resumed. late, lost: how often a fit over shards asked
+    since the last iteration. starts: how often it was started or resumed. late, lost: how often a fit over shards asked
     again, because a reply was late, or because a worker was lost; None for other fits. ends: the objectives at the ends
     of runs. None: not known.
     """
@@ -64,7 +64,7 @@ class Fit(NamedTuple):
     left: float | None
     at_most: bool
     age: float | None
-    lives: int
+    starts: int
     late: int | None
     lost: int | None
     curve: Curve
@@ -116,7 +116,7 @@ def fit_of(name: str, history: History, now: float, writer: str, quiet: float = 
         left=left if left is None else _finite(left),
         at_most=at_most,
         age=age,
-        lives=int(history["attempt"][-1]) if rows else 0,
+        starts=int(history["attempt"][-1]) if rows else 0,
         late=late,
         lost=lost,
         curve=sampled(iteration[begin:], objective[begin:]),

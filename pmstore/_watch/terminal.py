@@ -22,7 +22,16 @@ __all__ = ["console_for", "drawn", "live", "looked", "summaries"]
 CURVE = 12  # characters of a curve
 
 WIDE = ("fit", "fits", "iteration", "name", "state", "store", "value", "writer")  # columns that may have two lines
-SPARE = ("curve", "lives", "rate", "left", "age", "commits", "size", "last commit")  # a narrow terminal lacks the first
+SPARE = (
+    "curve",
+    "starts",
+    "rate",
+    "left",
+    "age",
+    "commits",
+    "size",
+    "last commit",
+)  # a narrow terminal lacks the first
 WORD = 16  # characters; a longer word may be broken
 GAP = 2  # characters between two columns
 
@@ -101,7 +110,7 @@ def drawn(view: View) -> RenderableType:
     title.append(WRITERS[view.writer], style=STYLES[view.writer])
     parts: list[RenderableType] = [title]
     if view.fits:
-        columns = ("fit", "iteration", "objective", "curve", ">rate", ">left", ">age", ">lives", "state")
+        columns = ("fit", "iteration", "objective", "curve", ">rate", ">left", ">age", ">starts", "state")
         parts.append(_table(columns, map(_fit_cells, view.fits)))
     if view.values:
         cells = ([value.name, value.text, _curve(value.curve and value.curve.y)] for value in view.values)
@@ -140,7 +149,7 @@ def _fit_cells(fit: Fit) -> list[Any]:
         rate_text(fit.rate),
         f"≤ {left}" if fit.at_most else left,
         duration_text(fit.age),
-        str(fit.lives),
+        str(fit.starts),
         (fit.state + _asked_again(fit), STYLES[fit.state]),
     ]
 

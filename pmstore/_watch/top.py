@@ -32,7 +32,7 @@ class Summary(NamedTuple):
         """The fields in types of JSON."""
         fits = [
             {"name": fit.name, "state": fit.state, "run": fit.run, "runs": fit.runs}
-            | {"iteration": fit.iteration, "max_iter": fit.max_iter, "objective": fit.objective, "lives": fit.lives}
+            | {"iteration": fit.iteration, "max_iter": fit.max_iter, "objective": fit.objective, "starts": fit.starts}
             for fit in self.fits
         ]
         return self._asdict() | {"fits": fits}

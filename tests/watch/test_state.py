@@ -95,7 +95,7 @@ def test_the_figures() -> None:
         STEADY, run=[0, 0, 1, 1], iteration=[1, 2, 1, 2], attempt=[1, 1, 1, 2], objective=[9, 8, math.nan, 6]
     )
     fit = fit_of("a", told, NOW, "alive")
-    assert (fit.run, fit.iteration, fit.rows, fit.objective, fit.lives, fit.age) == (1, 2, 4, 6.0, 2, 1.0)
+    assert (fit.run, fit.iteration, fit.rows, fit.objective, fit.starts, fit.age) == (1, 2, 4, 6.0, 2, 1.0)
     assert fit.curve == ([1.0, 2.0], [None, 6.0]) and fit.ends == ([1.0], [8.0])
     assert (fit.late, fit.lost) == (None, None)
     told["late"], told["lost"] = np.array([0.0, 1, 2, np.nan]), np.array([0.0, 0, 5, 1])

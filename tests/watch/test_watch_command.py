@@ -43,7 +43,7 @@ def test_json(path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytes
     assert (view["path"], view["sequence"], view["writer"], view["more"]) == (str(path), 5, "closed", 0)
     [fit] = view["fits"]
     assert (fit["name"], fit["state"], fit["iteration"], fit["max_iter"]) == ("fits/fall", "closed", 3, 10)
-    assert (fit["objective"], fit["lives"], fit["left"]) == (128.0, 1, None) and 0 <= view["age"] <= fit["age"] + 1
+    assert (fit["objective"], fit["starts"], fit["left"]) == (128.0, 1, None) and 0 <= view["age"] <= fit["age"] + 1
     assert {value["name"]: value["text"] for value in view["values"]} == {
         "epoch": "7",
         "losses": "3 items, the last one 1.0",
@@ -57,7 +57,7 @@ def test_it_shows_who_writes(path: Path, capsys: pytest.CaptureFixture[str]) -> 
         assert view["writer"] == "alive" and view["fits"][0]["state"] == "running" and view["fits"][0]["left"] > 0
         Falling().run(store, "fits/fall")
         [fit] = told(capsys, "watch", path)["fits"]
-        assert (fit["state"], fit["iteration"], fit["lives"]) == ("finished", 10, 2)
+        assert (fit["state"], fit["iteration"], fit["starts"]) == ("finished", 10, 2)
         killed = path.with_name("killed.pm")
         killed.write_bytes(path.read_bytes())
         store["epoch"] = 8
@@ -293,7 +293,8 @@ def test_top(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cut, one, written = view["stores"]
     assert (cut["name"], cut["size"], cut["sequence"]) == ("cut.pm", 5000, None) and cut["problem"]
     assert (one["name"], one["size"], one["writer"], one["problem"]) == ("run.pm", path.stat().st_size, "closed", "")
-    assert one["fits"][0]["name"] == "fits/fall" and one["fits"][0]["iteration"] == 3
+    [fit] = one["fits"]
+    assert (fit["name"], fit["iteration"], fit["starts"]) == ("fits/fall", 3, 1)
     assert (written["name"], written["sequence"], written["writer"]) == ("written.pm", 1, "alive")
     assert run(capsys, "top", path.parent / "none", "--once", "--json")[0] == 2
     assert run(capsys, "top", "", "--once") == (2, "", "pmstore: not a path: ''\n")
@@ -313,7 +314,7 @@ def test_top_tells_of_fits_that_it_leaves_out(
     assert "fits/fall 3/10 closed, and 2 more" in run(capsys, "top", path.parent, "--once")[1]
 
 
-def test_the_time_between_two_lives_is_no_pause(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_time_between_two_starts_is_no_pause(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1000.0]
     monkeypatch.setattr(time, "time", lambda: now[0])
     with pmstore.open(path) as store, Follower(path) as follower:

@@ -25,6 +25,7 @@ from pmstore.archive._place import (
     ShortObjectError,
     check_range,
     checked,
+    code_of,
     too_large,
     unavailable,
 )
@@ -227,7 +228,17 @@ class FsspecPlace(Place):
         except Exception as error:
             if self._protocol not in _WHOLE and not isinstance(error, PermissionError):
                 self._pid = -1  # a connection, as of sftp, may be gone for good: the next call makes another one
-            raise self._unavailable(name, doing, error) from error
+            raise self._unavailable(name, doing, self._in_words(name, error)) from error
+
+    def _in_words(self, name: str, error: Exception) -> Exception:
+        """The refusal with its reason. S3 answers a HEAD without one, and is then asked for a byte of the object."""
+        if self._protocol not in ("s3", "s3a") or not name or code_of(error) not in ("400", "403"):
+            return error
+        try:
+            self._fs.cat_file(f"{self._root}/{name}", start=0, end=1)
+        except Exception as told:
+            return told
+        return OSError(errno.EAGAIN, "S3 refused a request, and answers the next one")
 
     def _unavailable(
         self, name: str, doing: str, error: Exception, *, transient: bool | None = None

@@ -35,12 +35,11 @@ _PERMANENT_NAMES = {
     "ProfileNotFound",
     "RefreshError",
 }
+# Refusals by S3 that pass: the clock is set right, the credentials are renewed, the next upload arrives whole.
 _PASSING_CODES = {
-    "ExpiredToken",
-    "ExpiredTokenException",
-    "RequestExpired",
-    "RequestTimeTooSkewed",
-    "TokenRefreshRequired",
+    *("ExpiredToken", "ExpiredTokenException", "TokenRefreshRequired"),
+    *("RequestExpired", "RequestTimeTooSkewed"),
+    *("BadDigest", "IncompleteBody", "XAmzContentSHA256Mismatch"),
 }
 
 
@@ -82,14 +81,15 @@ class ShortObjectError(ObjectError):
     text = "is shorter than it should be"
 
 
-def _passes(error: BaseException | None) -> bool:
-    """Whether a refusal by S3 passes: the clock of this machine is set right, or the credentials are renewed."""
+def code_of(error: BaseException | None) -> str | None:
+    """The code of the refusal by S3 that an error came from: the HTTP status if the reply had no body."""
     while error is not None:
         response = getattr(error, "response", None)
         if isinstance(response, dict) and isinstance(response.get("Error"), dict):
-            return response["Error"].get("Code") in _PASSING_CODES
+            code: str | None = response["Error"].get("Code")
+            return code
         error = error.__cause__
-    return False
+    return None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -114,7 +114,8 @@ def unavailable(
     made = ArchiveUnavailableError(code, f"{url}: {repr(name) + ' ' if name else ''}can't be {doing}: {reason}")
     if transient is None:
         named = {kind.__name__ for kind in type(error).__mro__} & _PERMANENT_NAMES
-        transient = (code not in _PERMANENT and not named and not isinstance(error, ValueError)) or _passes(error)
+        transient = code not in _PERMANENT and not named and not isinstance(error, ValueError)
+        transient = transient or code_of(error) in _PASSING_CODES
     made.transient = transient
     return made
 

@@ -459,7 +459,14 @@ def no_memory(*arguments: Any) -> None:
 
 @pytest.mark.parametrize(
     "code, transient",
-    [("RequestTimeTooSkewed", True), ("ExpiredToken", True), ("AccessDenied", False), ("InvalidAccessKeyId", False)],
+    [
+        ("RequestTimeTooSkewed", True),
+        ("ExpiredToken", True),
+        ("BadDigest", True),
+        ("XAmzContentSHA256Mismatch", True),
+        ("AccessDenied", False),
+        ("InvalidAccessKeyId", False),
+    ],
 )
 def test_refusals_of_s3_that_pass(code: str, transient: bool) -> None:
     """s3fs makes them PermissionErrors. The clock of this machine is set right, or the credentials are renewed."""

@@ -318,24 +318,23 @@ class Drain:
         if os.getpid() != self._pid:
             return
         limit = time.monotonic() + seconds(timeout)
-        with self._changed:
-            self._closing = True
-            self._changed.notify_all()
-            shown = _Shown(self._steps)
-            try:
-                while not all(self._ended) and (left := limit - time.monotonic()) > 0:
-                    self._changed.wait(min(left, _TURN))
-                    shown.update()
-            except BaseException:  # an interrupt: nobody waits for the places any more, also not the end of Python
-                self._trouble.stop.set()
-                raise
-            finally:
-                shown.end()
-        self._trouble.stop.set()
-        _drains.discard(self)
-        store = self._store()
-        if store is not None and self in store._drains:
-            store._drains.remove(self)
+        try:
+            with self._changed:
+                self._closing = True
+                self._changed.notify_all()
+                shown = _Shown(self._steps)
+                try:
+                    while not all(self._ended) and (left := limit - time.monotonic()) > 0:
+                        self._changed.wait(min(left, _TURN))
+                        shown.update()
+                finally:
+                    shown.end()
+        finally:  # at an interrupt, too: nobody waits for the places any more, neither the store nor the end of Python
+            self._trouble.stop.set()
+            _drains.discard(self)
+            store = self._store()
+            if store is not None and self in store._drains:
+                store._drains.remove(self)
         last = self._newest() if any(self._errors) or not self._ended[0] else self._steps.captured
         if any(target.last < last for target in self._steps.targets):
             error = next((one for one in self._errors if one is not None), None)

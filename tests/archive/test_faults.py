@@ -542,3 +542,35 @@ def test_an_interrupt_while_a_store_closes(tmp_path: Path, monkeypatch: pytest.M
     (tmp_path / "away").rename(tmp_path / "to")
     with pmstore.open(tmp_path / "store.pm") as store, store.drain(tmp_path / "to") as drain:
         assert drain.wait() == 2
+
+
+def test_an_interrupt_while_a_place_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A thread of the drain hangs in it. Closing the store and the end of Python wait for nothing."""
+    answers = threading.Event()
+    with pmstore.open(tmp_path / "store.pm") as store:
+        drain = store.drain(tmp_path / "to")
+        drain.wait()
+
+        def put(place: LocalPlace, name: str, data: object) -> None:
+            answers.wait()
+
+        def wait(timeout: float | None = None) -> bool:
+            if threading.current_thread() is threading.main_thread():
+                waits.append(timeout)
+                raise KeyboardInterrupt
+            return type(changed).wait(changed, timeout)
+
+        changed, waits = drain._changed, list[float | None]()
+        monkeypatch.setattr(LocalPlace, "put", put)
+        monkeypatch.setattr(LocalPlace, "create", put)
+        monkeypatch.setattr(changed, "wait", wait)
+        try:
+            store["x"] = 1
+            store.commit()
+            with pytest.raises(KeyboardInterrupt):
+                drain.close()
+            _drain._close_all()
+            store.close()
+        finally:
+            answers.set()
+    assert len(waits) == 1

@@ -162,16 +162,17 @@ def _without_scheme(text: str, elsewhere: str) -> str:
 
 def seconds(timeout: Any, name: str = "timeout") -> float:
     """A timeout in seconds as float: 0 or more, inf included."""
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)):
-        try:
-            timeout = float(timeout) if hasattr(timeout, "__float__") else None
-        except (TypeError, ValueError):
-            timeout = None
-    if timeout is None:
+    try:
+        value = float(timeout) if hasattr(timeout, "__float__") else None
+    except (TypeError, ValueError):
+        value = None
+    except OverflowError:
+        raise ValueError(f"{name} is 0 or more seconds that fit into a float; inf is without a limit") from None
+    if value is None:
         raise TypeError(f"{name} is a number of seconds")
-    if math.isnan(timeout) or timeout < 0:
+    if math.isnan(value) or value < 0:
         raise ValueError(f"{name} is 0 or more seconds, not {timeout}")
-    return float(timeout)
+    return value
 
 
 def outside() -> tuple[int, str]:

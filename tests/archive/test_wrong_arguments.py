@@ -45,6 +45,13 @@ def test_errors_name_the_argument(
             call(store, archive.open(tmp_path / "a"))
 
 
+def test_a_timeout_that_no_float_holds(tmp_path: Path) -> None:
+    with pmstore.open(tmp_path / "s.pm") as store, store.drain(tmp_path / "a") as drain:
+        for call in (drain.wait, drain.capture, drain.close):
+            with pytest.raises(ValueError, match="timeout is 0 or more seconds that fit into a float"):
+                call(timeout=10**400)
+
+
 def test_a_tag_that_is_not_there(tmp_path: Path) -> None:
     with pmstore.open(tmp_path / "s.pm") as store:
         drained(store, tmp_path / "a")

@@ -23,7 +23,7 @@ from pmstore.scale._engine import Engine
 from pmstore.scale._gather import Gathering
 from pmstore.scale._holder import Function, Holder, limited_threads
 from pmstore.scale._memory import SHARE, available
-from pmstore.scale._messages import Array, Lost, Reply, Tag
+from pmstore.scale._messages import Array, Lost, Reply, Tag, in_words
 from pmstore.scale._routes import Question, Routes
 from pmstore.scale._shards import Shard
 from pmstore.scale._travel import packed
@@ -210,7 +210,7 @@ class _Place:
                     self.has_worker = False
                     tell(self)
                     for i, tag in questions:
-                        tell(Lost(i, tag, self.name or "a dask worker", f"{type(error).__name__}: {error}"))
+                        tell(Lost(i, tag, self.name or "a dask worker", in_words(error)))
                     self._drop()
                     self._find_worker()
                 self._open -= len(questions)

@@ -21,7 +21,7 @@ import numpy as np
 from pmstore._resume.blas import limited_blas
 from pmstore._resume.fingerprint import describe, describe_environment, hash_array
 from pmstore.scale._local import Disk
-from pmstore.scale._messages import Array, Failure, Reply, Result, Tag, digest_of
+from pmstore.scale._messages import Array, Failure, Reply, Result, Tag, digest_of, in_words
 from pmstore.scale._shards import Shard, check_kind
 
 
@@ -86,7 +86,7 @@ class Holder:
             kind = "map"
             result = _checked(function(i, held, contents, read_only(shared), tag, self.disk))
         except Exception as error:
-            text = f"{type(error).__name__}: {error}\n{traceback.format_exc()}"
+            text = f"{in_words(error)}\n{traceback.format_exc()}"
             return Reply(i, tag, self._worker, environment=environment(self._threads), failure=Failure(kind, text))
         seconds = time.monotonic() - began
         return Reply(i, tag, self._worker, result, digest_of(i, tag, result), seconds, environment(self._threads))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -142,6 +143,11 @@ MARKS = "/marks"
 HASHES = "/hashes"
 """The name, in what is broadcast, of the hashes of the local states that the maps begin with; uint8 of shape (n, 16).
 The log of an earlier epoch is in ``/<epoch>/<name>``."""
+
+
+def in_words(error: Exception) -> str:
+    """The type and the text of an exception, also of one whose `str()` raises."""
+    return "".join(traceback.format_exception_only(error)).rstrip()
 
 
 def digest_of(shard: int, tag: Tag, result: Mapping[str, Array], leaves: tuple[str, ...] = ()) -> str:

@@ -22,7 +22,7 @@ from pmstore.scale._frames import Incoming, send
 from pmstore.scale._gather import Gathering
 from pmstore.scale._holder import Holder, environment
 from pmstore.scale._memory import SHARE, available
-from pmstore.scale._messages import Failure, Reply
+from pmstore.scale._messages import Failure, Reply, in_words
 from pmstore.scale._shards import Shard
 
 _PR_SET_PDEATHSIG = 1
@@ -96,7 +96,7 @@ def _read(read: Callable[[Any], Any], given: Any) -> Any:
     try:
         return read(given)
     except Exception as error:
-        return Failure("map", f"what was sent can't be read: {type(error).__name__}: {error}\n{traceback.format_exc()}")
+        return Failure("map", f"what was sent can't be read: {in_words(error)}\n{traceback.format_exc()}")
 
 
 def _receive(connection: socket.socket, inbox: queue.SimpleQueue[Any]) -> None:

@@ -21,7 +21,7 @@ import pytest
 import pmstore
 from pmstore.scale import Dask, Serial, _dask
 from pmstore.scale._shards import shards_of
-from tests.support.sharded import Always, At, Factors, Once, Walk, killed, result, rows, several
+from tests.support.sharded import Always, At, Factors, Once, Unreadable, Walk, killed, result, rows, several
 
 distributed = pytest.importorskip("distributed", reason="no dask: make test-scale installs it")
 
@@ -259,6 +259,11 @@ def test_a_map_that_raises(client: Any) -> None:
     shards = several()
     with pytest.raises(pmstore.ShardError, match="(?s)shard 2 of 5.*dask worker tcp.*this shard is bad"):
         Walk(shards, Always("raise", shards[2])).run(engine=client)
+
+
+def test_an_algorithm_that_can_not_be_read_on_a_worker(client: Any) -> None:
+    with pytest.raises(pmstore.ShardError, match="was lost 5 times, the last time on dask worker .*SilentError"):
+        Walk(several(2), Unreadable()).run(engine=client)
 
 
 @pytest.mark.parametrize(("how", "reason"), [("kill", ""), ("exit", r".*the map raised SystemExit\(3\)")])

@@ -20,7 +20,19 @@ from pmstore.scale import Engine, Lost, Processes, Reply, Serial, Tag, shards_of
 from pmstore.scale._epochs import Epochs
 from pmstore.scale._holder import Describe
 from pmstore.scale._tree import Tree
-from tests.support.sharded import EPOCHS, Always, At, Once, Walk, killed, load_once_broken, result, rows, several
+from tests.support.sharded import (
+    EPOCHS,
+    Always,
+    At,
+    Once,
+    Unreadable,
+    Walk,
+    killed,
+    load_once_broken,
+    result,
+    rows,
+    several,
+)
 
 
 class Shuffled(Serial):
@@ -253,6 +265,20 @@ def test_a_map_that_raises(path: Path) -> None:
         Walk(shards, Always("raise", shards[2])).run(path, "walk", engine=1)
     assert caught.value.shard == 2
     assert "pid" in str(caught.value.worker)
+
+
+@pytest.mark.parametrize("engine", [Serial(), 1], ids=["serial", "processes"])
+def test_a_map_that_raises_what_has_no_text(engine: Any) -> None:
+    with pytest.raises(
+        pmstore.ShardError, match=r"(?s)has no result in epoch 0, on .*SilentError.*Traceback"
+    ) as caught:
+        Walk(several(2), Always("raise silently", several(2)[1])).run(engine=engine)
+    assert caught.value.shard == 1
+
+
+def test_an_algorithm_that_can_not_be_read_on_a_worker() -> None:
+    with pytest.raises(pmstore.ShardError, match=r"(?s)what was sent can't be read: .*SilentError.*Traceback"):
+        Walk(several(2), Unreadable()).run(engine=1)
 
 
 def test_a_map_that_ends_its_process(new_workers: None) -> None:

@@ -88,6 +88,26 @@ class Once:
         os.kill(os.getpid(), {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[self.what])
 
 
+class SilentError(Exception):
+    """An exception whose text can't be had."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("there is no text")
+
+
+class Unreadable:
+    """What raises such an exception when a pickle of it is read in another process."""
+
+    def __reduce__(self) -> Any:
+        return _unreadable, (os.getpid(),)
+
+
+def _unreadable(made_in: int) -> Unreadable:
+    if os.getpid() != made_in:
+        raise SilentError
+    return Unreadable()
+
+
 class Always:
     """Does the same as `Once`, every time."""
 
@@ -99,6 +119,8 @@ class Always:
             return
         if self.what == "raise":
             raise ValueError("this shard is bad")
+        if self.what == "raise silently":
+            raise SilentError
         if self.what == "exit":
             raise SystemExit(3)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import sys
+import zipfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -171,7 +172,13 @@ def is_dask(data: Any) -> bool:
 
 def _of_file(path: Path) -> Iterable[Shard]:
     if path.suffix == ".npy":
-        array = _of_numbers(_looked_at(path, lambda: np.load(path, mmap_mode="r")))
+        array = _looked_at(path, lambda: np.load(path, mmap_mode="r"))
+        if not isinstance(array, np.ndarray):
+            array.close()
+            raise ValueError(
+                f"{os.fspath(path)!r} is an .npz file with another name: give a pmstore.Shard that loads an array of it"
+            )
+        _of_numbers(array)
         return [Shard(_npy, os.fspath(path), *block) for block in _blocks(len(array), array.nbytes)]
     if path.suffix == ".parquet":
         try:
@@ -190,7 +197,7 @@ def _looked_at(path: Path, load: Callable[[], Any]) -> Any:
     """The result of a reader. Its errors say nothing of the file."""
     try:
         return load()
-    except (EOFError, ValueError) as error:
+    except (EOFError, ValueError, zipfile.BadZipFile) as error:
         text = f"it is damaged, or has more than numbers in it ({type(error).__name__}: {error})"
         raise ValueError(f"{os.fspath(path)!r} can't be read as {path.suffix}: {text}") from error
 

@@ -263,6 +263,17 @@ def test_files_that_are_no_arrays(contents: bytes, tmp_path: Path) -> None:
         shards_of([tmp_path / "rows.parquet"])
 
 
+def test_an_npz_file_with_the_name_of_an_npy_file(tmp_path: Path) -> None:
+    path = tmp_path / "rows.npy"
+    with path.open("wb") as file:
+        np.savez(file, ROWS)
+    with pytest.raises(ValueError, match=r"rows.npy' is an .npz file with another name: give a pmstore.Shard"):
+        KMeans(2, engine=Serial()).fit(path)
+    path.write_bytes(path.read_bytes()[:-8])
+    with pytest.raises(ValueError, match=r"rows.npy' can't be read as .npy: it is damaged"):
+        shards_of([path])
+
+
 class Frame:
     """A data frame of dask, to its name and methods."""
 

@@ -301,13 +301,14 @@ class KMeans(OnShards, _sklearn.SklearnKMeans):
         ----------
         X : array-like or sparse matrix of shape (n_samples, n_features)
             Or data in shards: an array of dask or zarr, a path, a `Shard`, or a list of arrays, paths and shards.
+            Arrays of real numbers are cast to the dtype of ``cluster_centers_``.
 
         Returns
         -------
         ndarray of shape (n_samples,), int32
             For an array of dask: one of dask. For other data in shards: a :class:`pmstore.scale.LazyParts`.
         """
-        return self._over("predict", X) if is_sharded(X) else super().predict(X)
+        return self._over("predict", X) if is_sharded(X) else super().predict(self._like_centers(X))
 
     def transform(self, X: Any) -> Any:
         """The distances of each sample from all cluster centres.
@@ -346,11 +347,18 @@ class KMeans(OnShards, _sklearn.SklearnKMeans):
             Data in shards come with `sample_weight`.
         """
         if not is_sharded(X):
-            return float(super().score(X, y, sample_weight))
+            return float(super().score(self._like_centers(X), y, sample_weight))
         if sample_weight is not None:
             raise ValueError("score() of data in shards takes no sample_weight: add up the scores of the parts")
         estimator, blocks = self._blocks(X)
         return float(sum(map(estimator.score, blocks)))
+
+    def _like_centers(self, X: Any) -> Any:
+        """An array of real numbers in the dtype of the centres, as scikit-learn's kernels need both: shards may have
+        different dtypes. Other data as they are."""
+        common.check_is_fitted(self)
+        real = isinstance(X, np.ndarray) and X.dtype.kind in "fiub"
+        return X.astype(self.cluster_centers_.dtype, copy=False) if real else X
 
 
 def _needs_copy(X: Array, given: Any, copy_x: bool) -> bool:

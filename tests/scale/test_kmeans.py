@@ -335,6 +335,20 @@ def test_predictions_are_computed_when_asked_for(tmp_path: Path) -> None:
     assert len(labels[1]) == 599
 
 
+@pytest.mark.parametrize("dtypes", [("f8", "f4"), ("f4", "f8"), ("f4", "f2"), ("f2", "f4"), ("f4", "i4"), ("f4", "f4")])
+def test_shards_of_two_dtypes(dtypes: tuple[str, str]) -> None:
+    shards = [part.astype(dtype) for part, dtype in zip(parts(DIGITS, 2), dtypes, strict=True)]
+    fit = KMeans(K, random_state=0, engine=Serial()).fit(shards)
+    dtype = "f4" if dtypes == ("f4", "f4") else "f8"
+    assert fit.cluster_centers_.dtype == dtype
+    others = [*shards, DIGITS]  # and those that the fit has not seen
+    same = [part.astype(dtype) for part in others]
+    for predicted, alone, data in zip(fit.predict(others), others, same, strict=True):
+        assert np.array_equal(predicted, SklearnKMeans.predict(fit, data))
+        assert np.array_equal(predicted, fit.predict(alone))
+    assert fit.score(others) == sum(float(SklearnKMeans.score(fit, data)) for data in same)
+
+
 def test_labels_of_an_array_are_an_array() -> None:
     fit = KMeans(K, random_state=0, engine=Serial())
     labels = fit.fit_predict(DIGITS)
@@ -363,6 +377,14 @@ def test_dask_arrays() -> None:
     each = [fit.transform(DIGITS[i : i + 500]) for i in range(0, 1797, 500)]
     assert np.array_equal(distances.compute(scheduler="synchronous"), np.concatenate(each))
     assert not hasattr(pickle.loads(pickle.dumps(fit)), "labels_")
+    other = X.map_blocks(lambda block: block.astype("f4"), dtype="f8")  # the blocks are not of the dtype that it tells
+    for data in (other, X.astype("f4")):
+        assert np.array_equal(fit.predict(data).compute(scheduler="synchronous"), fit.predict(DIGITS))
+        assert fit.score(data) == fit.score(X)
+    single = KMeans(K, random_state=0, engine=Serial()).fit(other)
+    assert single.cluster_centers_.dtype == np.float32
+    predicted = single.predict(other).compute(scheduler="synchronous")
+    assert np.array_equal(predicted, single.predict(DIGITS.astype("f4")))
     with pytest.raises(ValueError, match="two axes, not 1"):
         fit.predict(X[:, 0])
     some = X[X[:, 2] > 5]  # chunks of unknown size

@@ -19,6 +19,7 @@ from pmstore.cluster._lloyd import Lloyd
 from pmstore.cluster._sharded import KMeansFit, labels_of
 from pmstore.scale._fit import ENGINE, OnShards
 from pmstore.scale._lazy import is_sharded, lazily
+from pmstore.scale._shards import is_dask
 
 Array = npt.NDArray[Any]
 
@@ -75,6 +76,7 @@ class KMeans(OnShards, _sklearn.SklearnKMeans):
     labels_ : ndarray of shape (n_samples,), int32
         With `engine` and data that aren't one array of numpy: a dask array for one of dask, otherwise a
         :class:`pmstore.scale.LazyParts`; both are computed when they are asked for, and not part of a pickle.
+        A part whose shard is not what it was in the fit is a :class:`ShardError`; blocks of dask are not compared.
     inertia_ : float
     n_iter_ : int
     n_features_in_ : int
@@ -252,10 +254,11 @@ class KMeans(OnShards, _sklearn.SklearnKMeans):
         self.inertia_, self.n_iter_ = state.best_inertia, state.best_lloyd
         self._tol, self._n_threads, self._n_features_out = state.tolerance, common.openmp_threads(), len(centers)
         labels = functools.partial(labels_of, mean=mean, centers=assigning)
-        if isinstance(X, np.ndarray):
-            self.labels_ = np.concatenate([labels(shard()) for shard in fit.shards])
-        else:
+        if is_dask(X):  # a cluster may compute blocks in another memory order, which a hash tells apart
             self.labels_ = lazily(X, labels)
+        else:
+            parts = fit.parts(labels)
+            self.labels_ = np.asarray(parts) if isinstance(X, np.ndarray) else parts
         self._warn_of_few(state.best_distinct)
         return self
 

@@ -20,12 +20,11 @@ from pmstore._resume.fingerprint import digest
 from pmstore._resume.fit_group import FitGroup
 from pmstore._resume.state import PROGRESS
 from pmstore._store.entrance import open as open_store
-from pmstore.scale._holder import contents_of, limited_threads, read_only
+from pmstore.scale._holder import limited_threads, loaded_again
 from pmstore.scale._lazy import LazyParts
 from pmstore.scale._local import Disk, Memory, Slots
 from pmstore.scale._messages import Array, Marks
 from pmstore.scale._shards import Shard
-from pmstore.scale._travel import arrived
 from pmstore.scale._work import Work, parted
 
 _ENDLESS = 1 << 62
@@ -171,10 +170,7 @@ class Recovery:
     def _replay(self, slots: Slots, i: int, wanted: bytes) -> None:
         """Compute the state again, as a worker does."""
         function, epoch = self._function, self._epoch
-        shard = arrived(self._shards[i], f"shard {i}", shares=True)
-        loaded = read_only(shard())
-        if contents_of(loaded) != function.expected(i):
-            raise ShardError(f"shard {i}, {self._shards[i]}, is not what it was when the fit began", i)
+        loaded = loaded_again(i, self._shards[i], function.expected(i))
         with limited_threads(json.loads(self._environment)["BLAS threads"]), self._opened_log(i) as log:
             held, first = function.prepare(loaded), epoch
             while True:

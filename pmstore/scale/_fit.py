@@ -22,6 +22,7 @@ from pmstore._resume.fingerprint import Fingerprint, describe_parameters, digest
 from pmstore._resume.fit import InStore
 from pmstore._resume.loop import State
 from pmstore._resume.state import Field
+from pmstore.scale._holder import loaded_again
 from pmstore.scale._lazy import LazyParts, blocks_of, lazily
 from pmstore.scale._mapreduce import MapReduce
 from pmstore.scale._shards import Shard, columns_of, shards_of
@@ -118,6 +119,12 @@ class ShardedFit(MapReduce):
     def start(self) -> None:
         if self._draws and self.state.run == 0:
             self.state.seed = self._drawn
+
+    def parts(self, function: Callable[[Array], Array]) -> LazyParts:
+        """The results of a function for the shards of the fit. Loading one that has changed raises ShardError."""
+        told = zip(self.shards, self.described, strict=True)
+        shards = [Shard(loaded_again, i, shard, one["contents"]) for i, (shard, one) in enumerate(told)]
+        return LazyParts(shards, function)
 
     def step(self) -> Mapping[str, float]:
         """One epoch. The coordinator computes in one thread, too."""

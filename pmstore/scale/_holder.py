@@ -18,11 +18,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from pmstore._errors import ShardError
 from pmstore._resume.blas import limited_blas
 from pmstore._resume.fingerprint import describe, describe_environment, hash_array
 from pmstore.scale._local import Disk
 from pmstore.scale._messages import Array, Failure, Reply, Result, Tag, digest_of, in_words
 from pmstore.scale._shards import Shard, check_kind
+from pmstore.scale._travel import arrived
 
 
 class Function(Protocol):
@@ -148,6 +150,14 @@ def contents_of(data: Any) -> str:
     if isinstance(data, np.ndarray) and not data.dtype.hasobject:
         return f"{data.dtype} {list(data.shape)} {hash_array(data)}"
     return hash_array(np.frombuffer(json.dumps(describe(data), sort_keys=True).encode(), np.uint8))
+
+
+def loaded_again(i: int, shard: Shard, contents: str | None) -> Any:
+    """The data of a shard after a fit, as a worker loads them. Raises ShardError if they have other contents now."""
+    loaded = read_only(arrived(shard, f"shard {i}", shares=True)())
+    if contents_of(loaded) != contents:
+        raise ShardError(f"shard {i}, {shard}, is not what it was when the fit began", i)
+    return loaded
 
 
 def read_only(data: Any) -> Any:

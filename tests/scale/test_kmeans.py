@@ -349,6 +349,35 @@ def test_shards_of_two_dtypes(dtypes: tuple[str, str]) -> None:
     assert fit.score(others) == sum(float(SklearnKMeans.score(fit, data)) for data in same)
 
 
+@pytest.mark.parametrize("engine", [Serial(), 1], ids=["serial", "processes"])
+@pytest.mark.parametrize("loaded", [False, True], ids=["a path", "a shard"])
+def test_labels_of_a_file_that_was_replaced(loaded: bool, engine: Any, tmp_path: Path) -> None:
+    path, other = tmp_path / "x.npy", tmp_path / "other.npy"
+    np.save(path, BLOBS)
+    fit = KMeans(K, random_state=0, engine=engine).fit(Shard(np.load, os.fspath(path)) if loaded else path)
+    labels = np.asarray(fit.labels_)
+    for replaced in (BLOBS[:10], BLOBS + 1, BLOBS.astype("f4"), np.asfortranarray(BLOBS)):
+        np.save(other, replaced)
+        os.replace(other, path)
+        with pytest.raises(
+            pmstore.ShardError, match=r"shard 0, Shard\(.* is not what it was when the fit began"
+        ) as told:
+            np.asarray(fit.labels_)
+        assert told.value.shard == 0
+    np.save(path, BLOBS)
+    assert len(labels) == len(BLOBS) and np.array_equal(fit.labels_, labels)
+
+
+def test_labels_of_an_array_that_was_changed() -> None:
+    shards = parts(BLOBS, 2)
+    fit = KMeans(K, random_state=0, engine=Serial()).fit(shards)
+    labels = np.asarray(fit.labels_)
+    shards[1][0] += 1
+    assert np.array_equal(fit.labels_[0], labels[: len(shards[0])])
+    with pytest.raises(pmstore.ShardError, match=r"shard 1, .* is not what it was"):
+        fit.labels_[1:][0]
+
+
 def test_labels_of_an_array_are_an_array() -> None:
     fit = KMeans(K, random_state=0, engine=Serial())
     labels = fit.fit_predict(DIGITS)

@@ -36,13 +36,23 @@ class Stored(NamedTuple):
 @dataclass
 class Found:
     """values, attributes: readable forms, which `hints` make exact. left_out: names, and what a store has no place for
-    there."""
+    there. refused: names and groups that can't be imported, with the error of each."""
 
     arrays: list[Stored] = field(default_factory=list)
     values: dict[str, Any] = field(default_factory=dict)
     attributes: dict[str, dict[str, Any]] = field(default_factory=dict)
     hints: Hints = field(default_factory=lambda: Hints.read(None))
     left_out: list[tuple[str, str]] = field(default_factory=list)
+    refused: dict[str, Exception] = field(default_factory=dict)
+
+    @contextlib.contextmanager
+    def member(self, path: str | os.PathLike[str], name: str) -> Iterator[None]:
+        """Keep an error of one name in `refused`: the other names can be imported without it."""
+        try:
+            with damage(path, name):
+                yield
+        except (Error, Unsupported) as error:
+            self.refused[name] = error
 
     def describe(self, name: str, attributes: dict[str, Any]) -> None:
         """Take the attributes of a name; "": of the file. Those whose names no store takes are left out."""
@@ -70,7 +80,7 @@ def damage(path: str | os.PathLike[str], what: str = "") -> Iterator[None]:
         if isinstance(error, FileNotFoundError) and not os.path.exists(path):
             raise
         where = f"{os.fspath(path)!r}{f', {what!r}' if what else ''}"
-        raise InterchangeError(f"{where} can't be read: {error or type(error).__name__}") from error
+        raise InterchangeError(f"{where} can't be read: {str(error) or type(error).__name__}") from error
 
 
 def require(condition: object, text: str) -> None:

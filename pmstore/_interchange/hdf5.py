@@ -241,7 +241,8 @@ def _look(h5py: Any, path: str, group: Any, prefix: str, found: Found, seen: dic
             found.attributes[name] = _attributes(h5py, member, name, found)
             _look(h5py, path, member, f"{name}/", found, seen, hidden)
         elif isinstance(member, h5py.Dataset):
-            _dataset(h5py, path, member, name, found)
+            with found.member(path, name):
+                _dataset(h5py, path, member, name, found)
         else:
             found.left_out.append((name, f"{name!r} is a named type"))
 

@@ -74,11 +74,11 @@ def load_into(
     Raises
     ------
     InterchangeError (a ValueError)
-        The file is damaged, or of another format.
+        The file is damaged, or of another format. Damage of names that `names` leaves out may go unnoticed.
     DecodeError
         A time has a time zone that this machine does not know. The `decode` of registered types is not called.
     TypeError
-        An array has a type that a store lacks, such as pickled objects or references.
+        An array has a type that a store lacks, such as pickled objects or references: `names` chooses others.
     NameConflictError, InvalidNameError
         A name is taken, or can't be a name of a store: `names` gives it another one.
     UnknownNameError
@@ -114,7 +114,7 @@ class _Chosen:
     """The names of a file that are imported. pairs: the new name of each array and value."""
 
     def __init__(self, found: Found, names: Iterable[str] | Mapping[str, str] | None) -> None:
-        there = [*(one.name for one in found.arrays), *found.values]
+        there = [*(one.name for one in found.arrays), *found.values, *found.refused]
         self._attributes = found.attributes
         if isinstance(names, str):
             names = [names]
@@ -122,6 +122,9 @@ class _Chosen:
         wanted = names if isinstance(names, Mapping) else {name: name for name in names or ()}
         self._wanted: dict[str, str] = dict(wanted)
         self.pairs = {name: new for name in there if (new := self.new(name)) is not None}
+        for name, error in found.refused.items():
+            if name in self.pairs or any(_is_in(old, name) for old in self._wanted):
+                raise error
         for old in self._wanted:
             if not any(_is_in(name, old) for name in there):
                 raise UnknownNameError(old, where="the file")

@@ -120,7 +120,8 @@ def _look(path: str, archive: zipfile.ZipFile) -> Found:
     for member in archive.infolist():
         name, _, end = member.filename.rpartition(".")
         if end == "npy":
-            found.arrays.append(_described(path, archive, member, name))
+            with found.member(path, name):
+                found.arrays.append(_described(path, archive, member, name))
         elif end == "json" and name in _DOCUMENTS:
             small = member.compress_type == zipfile.ZIP_STORED or member.file_size <= _DOCUMENT
             require(small, f"{member.filename} is compressed, and has over {_DOCUMENT >> 20} MiB")
@@ -134,7 +135,7 @@ def _look(path: str, archive: zipfile.ZipFile) -> Found:
 
 
 def _described(path: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo, name: str) -> Stored:
-    with damage(path, name), archive.open(member) as file:
+    with archive.open(member) as file:
         dtype, shape, order, start = _head(file, name)
         nbytes = math.prod(shape) * dtype.itemsize
         require(start + nbytes == member.file_size, "its size is not that of its elements")

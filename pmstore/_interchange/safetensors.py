@@ -97,20 +97,24 @@ def _look(path: str, file: Any) -> Found:
         require(isinstance(one, dict) and one.keys() >= {"dtype", "shape", "data_offsets"}, f"{name!r} is damaged")
         dtype, shape, places = (one[key] for key in ("dtype", "shape", "data_offsets"))
         require(isinstance(dtype, str), f"{name!r}: its type is no text")
-        if dtype not in _DTYPES:
-            raise Unsupported(f"{name!r} has the type {dtype!r} of safetensors, for which a store has none")
         require(isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape), f"{name!r}: its shape")
         require(isinstance(places, list) and len(places) == 2 and all(type(at) is int for at in places), f"{name!r}")
         first, end = places
-        nbytes = math.prod(shape) * _DTYPES[dtype].itemsize
-        require(0 <= first <= end and end - first == nbytes, f"the place of {name!r} is not that of its elements")
+        require(0 <= first <= end, f"the place of {name!r} is damaged")
         ends.append((first, end))
+        if dtype not in _DTYPES:
+            text = f"{name!r} has the type {dtype!r} of safetensors, for which a store has none"
+            found.refused[name] = Unsupported(text)
+            continue
+        nbytes = math.prod(shape) * _DTYPES[dtype].itemsize
+        require(end - first == nbytes, f"the place of {name!r} is not that of its elements")
         found.arrays.append(_stored(path, file, name, tuple(shape), _DTYPES[dtype], 8 + length + first))
-    at = 0
-    for first, end in sorted(ends):
-        require(first == at, "arrays overlap, or there are gaps between them")
-        at = end
-    require(8 + length + at == size, "it has another size than its head says")
+    try:
+        _require_filled(ends, size - 8 - length)
+    except ValueError as error:
+        for unknown in found.refused.values():  # elements of its type may have places by other rules
+            raise unknown from error
+        raise
     require(all(isinstance(about.get(name, ""), str) for name in (VALUES, ATTRIBUTES, HINTS)), "its values are no text")
     documents = {name: json_of(about[name]) for name in (VALUES, ATTRIBUTES, HINTS) if name in about}
     found.values, found.attributes = documents.get(VALUES, {}), documents.get(ATTRIBUTES, {})
@@ -119,6 +123,14 @@ def _look(path: str, file: Any) -> Found:
     if others not in ({}, {"format": "np"}):
         found.describe("", {**found.attributes.get("", {}), **others})
     return found
+
+
+def _require_filled(ends: list[tuple[int, int]], size: int) -> None:
+    at = 0
+    for first, end in sorted(ends):
+        require(first == at, "arrays overlap, or there are gaps between them")
+        at = end
+    require(at == size, "it has another size than its head says")
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

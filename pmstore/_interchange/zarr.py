@@ -112,11 +112,27 @@ class Zarr(Format):
             found.attributes = about.pop(ATTRIBUTES, {})
             require(isinstance(found.attributes, dict), "its attributes are damaged")
             found.describe("", about)
-            for name, member in root.members(max_depth=None):
-                if hasattr(member, "shape"):
-                    found.arrays.append(_stored(path, name, member))
-                found.describe(name, _attributes(member))
+            _look(path, root, "", found)
         yield found
+
+
+def _look(path: str, group: Any, prefix: str, found: Found) -> None:
+    """Each member is opened by itself: `group.members` gives none if it can't open one."""
+    for part in sorted(os.listdir(os.path.join(path, prefix))):
+        name = prefix + part
+        if not os.path.isdir(os.path.join(path, name)):
+            continue
+        with found.member(path, name):
+            try:
+                member = group[part]
+            except KeyError:
+                found.left_out.append((name, f"the directory {name!r} is neither an array nor a group of zarr"))
+                continue
+            if hasattr(member, "shape"):
+                found.arrays.append(_stored(path, name, member))
+            found.describe(name, _attributes(member))
+        if name not in found.refused and not hasattr(member, "shape"):
+            _look(path, member, f"{name}/", found)
 
 
 def _require_inside(folder: str, root: str) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from pmstore._errors import InterchangeError
 from pmstore._interchange.forms import ATTRIBUTES, HINTS, VALUES, Hints
 from pmstore._interchange.found import Found, Stored, Unsupported, damage, require
 from pmstore._interchange.source import Described, Format, Source, elsewhere, places
@@ -20,6 +21,7 @@ from pmstore._values.as_json import to_json
 __all__ = ["Zarr"]
 
 _CHUNK = 8 << 20  # bytes of a chunk, about
+_WRITTEN = "written"  # in the document of hints: the names of all arrays
 _DIMS = "_ARRAY_DIMENSIONS"  # where xarray keeps names of axes in version 2
 # Codecs of zarr and numcodecs that only compute. "pickle" would run code of the file.
 # fmt: off
@@ -57,7 +59,8 @@ class Zarr(Format):
         root = zarr.create_group(path, zarr_format=3, overwrite=False)
         groups = {"": root}
         told = {}  # records come back as other structures
-        for one in source.arrays:
+        made = {}
+        for one in source.arrays:  # no contents are written before all types are known to come back
             above, _, last = one.name.rpartition("/")
             if above not in groups:
                 groups[above] = root.require_group(above)
@@ -68,7 +71,7 @@ class Zarr(Format):
                 # Chunks that equal the fill value are written, too: -0.0 equals 0.0.
                 config = {"write_empty_chunks": True}
                 options |= {"chunks": _chunk(one), "config": config, "attributes": about}
-                made = groups[above].create_array(last, shape=one.shape, dtype=one.little, **options)
+                made[one.name] = groups[above].create_array(last, shape=one.shape, dtype=one.little, **options)
                 again = zarr.open_array(os.path.join(path, one.name), mode="r")
                 told[one.name] = np.dtype(again.dtype)
                 if (again.dtype, again.shape) != (one.little, one.shape):
@@ -76,17 +79,17 @@ class Zarr(Format):
             except (TypeError, ValueError) as error:
                 text = f"{one.name!r} has dtype {one.dtype}, which zarr can't keep ({error})"
                 raise TypeError(f"{text}: {elsewhere(one.dtype)}") from error
-            self._fill(made, source, one)
+        for one in source.arrays:
+            self._fill(made[one.name], source, one)
         for name in [name for name in attributes if name and name not in source.values]:
             root.require_group(name).attrs.update(attributes.pop(name))
         about = attributes.pop("", {})
         if attributes:  # of values
             about[ATTRIBUTES] = attributes
-        for name, document in ((VALUES, source.readable), (HINTS, source.hints(lambda one: told[one.name]))):
-            if document:
-                about[name] = document
-        if about:
-            root.attrs.update(about)
+        if source.readable:
+            about[VALUES] = source.readable
+        about[HINTS] = {**source.hints(lambda one: told[one.name]), _WRITTEN: list(made)}
+        root.attrs.update(about)
 
     @staticmethod
     def _fill(made: Any, source: Source, one: Described) -> None:
@@ -108,15 +111,27 @@ class Zarr(Format):
             # Consolidated metadata do not have what was added later.
             root = zarr.open_group(path, mode="r", use_consolidated=False)
             about = dict(root.attrs)
-            found.values, found.hints = about.pop(VALUES, {}), Hints.read(about.pop(HINTS, None))
+            document = about.pop(HINTS, None)
+            found.values, found.hints = about.pop(VALUES, {}), Hints.read(document)
             found.attributes = about.pop(ATTRIBUTES, {})
             require(isinstance(found.attributes, dict), "its attributes are damaged")
             found.describe("", about)
-            _look(path, root, "", found)
+            written = _written(document)
+            _look(path, root, "", found, written)
+            there = {one.name for one in found.arrays}
+            for name in sorted(written - there - found.refused.keys()):
+                text = f"{path!r} lacks {name!r}, which was exported to it: names= chooses from what is there"
+                found.refused[name] = InterchangeError(text)
         yield found
 
 
-def _look(path: str, group: Any, prefix: str, found: Found) -> None:
+def _written(document: Any) -> set[str]:
+    """The names of the arrays that an export wrote; none in a directory of another program."""
+    names = document.get(_WRITTEN) if isinstance(document, dict) else None
+    return {name for name in names if isinstance(name, str)} if isinstance(names, list) else set()
+
+
+def _look(path: str, group: Any, prefix: str, found: Found, written: set[str]) -> None:
     """Each member is opened by itself: `group.members` gives none if it can't open one."""
     for part in sorted(os.listdir(os.path.join(path, prefix))):
         name = prefix + part
@@ -130,9 +145,25 @@ def _look(path: str, group: Any, prefix: str, found: Found) -> None:
                 continue
             if hasattr(member, "shape"):
                 found.arrays.append(_stored(path, name, member))
+                if name in written:
+                    _require_chunks(os.path.join(path, name), member)
             found.describe(name, _attributes(member))
         if name not in found.refused and not hasattr(member, "shape"):
-            _look(path, member, f"{name}/", found)
+            _look(path, member, f"{name}/", found, written)
+
+
+def _require_chunks(folder: str, member: Any) -> None:
+    """Raise ValueError unless all chunks of an array are there, as an export writes them. zarr takes the fill value
+    for one that is missing."""
+    count = math.prod(-(-n // chunk) for n, chunk in zip(member.shape, member.shards or member.chunks, strict=True))
+    there = sum(_is_chunk(name) for _, _, files in os.walk(folder) for name in files)
+    text = f"{there} of its {count} chunks are there; an export writes all, and so does zarr with write_empty_chunks"
+    require(there >= count, text)
+
+
+def _is_chunk(name: str) -> bool:
+    """Whether a file in the directory of an array is a chunk, by its name, which ends in the place along an axis."""
+    return name == "c" or name.rpartition(".")[2].isdecimal()
 
 
 def _require_inside(folder: str, root: str) -> None:

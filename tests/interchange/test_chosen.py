@@ -104,3 +104,66 @@ def test_a_directory_beside_the_arrays_of_zarr_is_left_out(store: pmstore.Store,
     with pytest.warns(UserWarning, match="'g/notes' is neither an array nor a group of zarr") as told:
         assert pmstore.load_into(store, tmp_path / "x.zarr") == 1
     assert len(told) == 1 and list(store) == ["g/x"]
+
+
+# ---- exports to zarr that are no longer whole
+
+
+@pytest.fixture
+def exported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    zarr()
+    monkeypatch.setattr("pmstore._interchange.zarr._CHUNK", 100)
+    path = tmp_path / "x.zarr"
+    arrays = {"g/x": np.arange(60.0).reshape(6, 10), "one": np.array(5), "none": np.zeros((0, 3)), "zero": np.zeros(50)}
+    pmstore.export(arrays, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    "lost", ["g/x/c/1/0", "one/c", "zero/c/0", "zero/c", "one/zarr.json", "g/x/zarr.json", "g/zarr.json", "g", "none"]
+)
+def test_an_export_to_zarr_that_lacks_a_part(store: pmstore.Store, exported: Path, lost: str) -> None:
+    name = "g/x" if lost.startswith("g") else lost.split("/")[0]
+    assert pmstore.load_into(store.group("whole"), exported) == 4
+    os.replace(exported / lost, exported.parent / "lost")
+    refused(store, exported, pmstore.InterchangeError, f"'{name}'")
+    refused(store, exported, pmstore.InterchangeError, f"'{name}'", names=["g", "none", "one", "zero"])
+    others = [other for other in ("g/x", "none", "one", "zero") if other != name]
+    assert pmstore.load_into(store, exported, names=others) == 3
+
+
+def test_a_temporary_file_is_no_chunk(store: pmstore.Store, exported: Path) -> None:
+    chunk = exported / "zero" / "c" / "1"
+    chunk.rename(chunk.with_suffix(".0f.partial"))
+    refused(store, exported, pmstore.InterchangeError, "'zero' can't be read: 4 of its 5 chunks are there")
+
+
+def test_arrays_that_another_program_adds_to_an_export(store: pmstore.Store, exported: Path) -> None:
+    """It need not write chunks of zeros, and the chunks of its array may be in shards."""
+    root = zarr().open_group(exported)
+    root.create_array("added", shape=(20,), chunks=(5,), dtype="f8")
+    root.create_array("one", shape=(20,), chunks=(5,), shards=(10,), dtype="f8", overwrite=True)[:] = 1
+    root["g/x"][:] += 1
+    assert pmstore.load_into(store, exported) == 5
+    assert not store["added"].any() and store["one"].all() and store["g/x"][0, 0] == 1
+
+
+def test_claims_of_an_export_without_contents(store: pmstore.Store, exported: Path) -> None:
+    about = exported / "zero" / "zarr.json"
+    about.write_text(json.dumps(json.loads(about.read_text()) | {"shape": [1 << 60]}))
+    refused(store, exported, pmstore.InterchangeError, "'zero' can't be read: 5 of its")
+    root = exported / "zarr.json"
+    for written in (5, [5, ["x"]], {"x": 1}):
+        found = json.loads(root.read_text())
+        found["attributes"]["__pmstore__"] = {"written": written}
+        root.write_text(json.dumps(found))
+        refused(store, exported, (pmstore.TooLargeError, pmstore.OutOfSpaceError), None)
+
+
+def test_types_that_zarr_lacks_are_found_before_anything_is_written(tmp_path: Path) -> None:
+    zarr()
+    told: list[int] = []
+    arrays = {"a": np.arange(1000), "b": np.zeros(3, "g")}
+    with pytest.raises(TypeError, match="'b' has dtype"):
+        pmstore.export(arrays, tmp_path / "x.zarr", progress=lambda done, _: told.append(done))
+    assert not told and not os.listdir(tmp_path)

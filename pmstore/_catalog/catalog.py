@@ -28,6 +28,7 @@ from pmstore._errors import (
     OutOfSpaceError,
     ReadOnlyStoreError,
     StaleSnapshotError,
+    TransactionError,
     UnknownNameError,
     of,
 )
@@ -59,6 +60,7 @@ class Catalog:
         "_shadowed",
         "core",
         "grown",
+        "importing",
         "inherited",
         "list_names",
         "lock",
@@ -71,6 +73,7 @@ class Catalog:
         self.core = core
         self.lock = core.lock
         self.read_only = read_only
+        self.importing = False  # in a thread that holds the lock
         self.inherited = False  # in a fork of the process that wrote the store
         self.lost_updates = LostUpdates(self._stored)
         # By offset of the extent. A detached array whose place has a new owner has a key below 0, see new_extent.
@@ -377,6 +380,13 @@ class Catalog:
             raise CorruptStoreError("a damaged list")
         return place[1] + 1
 
+    def refuse_in_import(self) -> None:
+        """Raise TransactionError in the thread that runs an import; others wait for its end."""
+        if self.importing:
+            with self.lock:
+                if self.importing:
+                    raise TransactionError("progress() of load_into() can't commit, roll back or close the store")
+
     def rollback(self) -> None:
         """Take arrays and names back to the last commit."""
         with self.lock, later():
@@ -401,6 +411,7 @@ class Catalog:
         self.core.leave(successor)
         self.core.lock = self.lock = lock
         self.inherited |= not self.read_only
+        self.importing = False
         self.read_only = True
         self.lost_updates.clear()
         self._live = weakref.WeakValueDictionary()

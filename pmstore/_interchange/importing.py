@@ -64,7 +64,7 @@ def load_into(
         The names and groups of the file to be read; all by default. A mapping gives them new names.
     progress : callable, optional
         Called repeatedly with the number of bytes of arrays that were read and the total number. An exception ends
-        the import.
+        the import. It can't commit, roll back or close the store: that is a TransactionError.
 
     Returns
     -------
@@ -107,7 +107,12 @@ def load_into(
                 warnings.warn(f"{source}: left out: {text}", UserWarning, stacklevel=2)
         with mapping._derived.lock, catalog.lock:
             catalog.writable()
-            return _Import(mapping, source, found, chosen, progress).run()
+            outer = catalog.importing  # an import in progress() of another one
+            try:
+                catalog.importing = True
+                return _Import(mapping, source, found, chosen, progress).run()
+            finally:
+                catalog.importing = outer
 
 
 class _Chosen:

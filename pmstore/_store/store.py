@@ -223,7 +223,8 @@ class Store(Following):
         or OutOfMemoryError the changes stay pending. FailedStoreError: a write or a sync failed, and only reopening the
         store shows which commits are durable.
         """
-        if not self._lock.idle:  # this or another thread is in a transaction; a call here would be slow
+        # This or another thread is in a transaction, or in an import; a call here would be slow.
+        if not self._lock.idle or self._catalog.importing:
             self._refuse_inside("commit")
         catalog, lost = self._catalog, self._catalog.lost_updates
         if lost.seen or lost.changed or lost.moved or lost.guards or self._companions:
@@ -261,6 +262,7 @@ class Store(Following):
         if self._lock.mine():
             how = "raise an exception that leaves" if what == "rollback" else "leave"
             raise TransactionError(f"{what}() inside a transaction: {how} the with statement instead")
+        self._catalog.refuse_in_import()
 
     def _require_writable(self) -> None:
         self._catalog.writable()
@@ -270,6 +272,7 @@ class Store(Following):
 
     def _commit_now(self, only: Any = None, *, closing: bool = False) -> None:
         catalog, lost = self._catalog, self._catalog.lost_updates
+        catalog.refuse_in_import()  # a transaction in it
         if self._companions:
             for companion in list(self._companions):
                 companion.before_commit()
@@ -381,6 +384,7 @@ class Store(Following):
                 raise TransactionError("close() inside a transaction: leave its with statement first, or call tx_end()")
             self._give_back()
             return
+        self._catalog.refuse_in_import()
         with self._leaving():
             if self.closed:  # another thread closed it while this one waited
                 return

@@ -1,0 +1,125 @@
+"""What progress() of an import may do."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import pmstore
+from tests.interchange.test_import import refused
+
+
+def in_a_transaction(store: pmstore.Store) -> None:
+    with store.transaction():
+        pass
+
+
+ENDS = {
+    "commit": pmstore.Store.commit,
+    "roll back": pmstore.Store.rollback,
+    "close": pmstore.Store.close,
+    "commit in a transaction": in_a_transaction,
+}
+
+
+@pytest.mark.parametrize("what", ENDS)
+def test_progress_does_not_end_what_is_pending(store: pmstore.Store, tmp_path: Path, what: str) -> None:
+    np.savez(tmp_path / "x.npz", a=np.arange(3000), b=np.arange(3000))
+    store["before"] = 1
+    store.commit()
+    sequence, text = store.sequence, r"progress\(\) of load_into\(\) can't commit, roll back or close the store"
+    refused(store, tmp_path / "x.npz", pmstore.TransactionError, text, progress=lambda *_: ENDS[what](store))
+    assert store.sequence == sequence and not store.closed and store["kept"] == 1
+    assert pmstore.load_into(store, tmp_path / "x.npz") == 2
+    store.commit()
+    assert store.sequence == sequence + 1 and store["b"][-1] == 2999
+
+
+def test_progress_within_a_transaction(store: pmstore.Store, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", a=np.arange(3000))
+    with store.transaction():
+        store["x"] = 1
+        refused(store, tmp_path / "x.npz", pmstore.TransactionError, "transaction", progress=lambda *_: store.commit())
+    assert store["x"] == store["kept"] == 1 and list(store) == ["kept", "x"]
+
+
+def test_another_thread_commits_after_the_import(store: pmstore.Store, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", a=np.arange(3000), b=np.arange(3000))
+    threads: list[threading.Thread] = []
+    seen: list[list[str]] = []
+
+    def commit() -> None:
+        store.commit()
+        seen.append(list(store))
+
+    def start(*_: int) -> None:
+        if not threads:
+            threads.append(threading.Thread(target=commit))
+            threads[0].start()
+
+    assert pmstore.load_into(store, tmp_path / "x.npz", progress=start) == 2
+    threads[0].join()
+    assert seen == [["a", "b"]] and not store.rollback() and list(store) == ["a", "b"]
+
+
+@pytest.mark.parametrize("what", ["commit", "roll back", "close"])
+def test_a_refusal_does_not_wait_for_a_transaction_of_another_thread(
+    store: pmstore.Store, tmp_path: Path, what: str
+) -> None:
+    """It would wait for the import, which has the lock of the store's operations."""
+    np.savez(tmp_path / "x.npz", a=np.arange(3000))
+    began, go = threading.Event(), threading.Event()
+
+    def works() -> None:
+        with store.transaction():
+            began.set()
+            go.wait()
+            store["other"] = 1
+
+    def progress(*_: int) -> None:
+        go.set()
+        ENDS[what](store)
+
+    thread = threading.Thread(target=works)
+    thread.start()
+    began.wait()
+    with pytest.raises(pmstore.TransactionError, match="of load_into"):
+        pmstore.load_into(store, tmp_path / "x.npz", progress=progress)
+    thread.join()
+    assert list(store) == ["other"]
+
+
+def test_an_import_within_another_one(store: pmstore.Store, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", a=np.arange(3000))
+
+    def progress(*_: int) -> None:
+        if "inner/a" not in store:
+            assert pmstore.load_into(store.group("inner"), tmp_path / "x.npz") == 1
+        with pytest.raises(pmstore.TransactionError, match="of load_into"):
+            store.commit()
+
+    assert pmstore.load_into(store, tmp_path / "x.npz", progress=progress) == 1
+    store.commit()
+    assert list(store) == ["a", "inner/a"]
+
+
+def test_a_fork_in_progress_closes_its_store(store: pmstore.Store, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", a=np.arange(3000))
+    ends: list[int] = []
+
+    def progress(*_: int) -> None:
+        child = os.fork()
+        if child == 0:
+            try:
+                store.close()
+                os._exit(0)
+            finally:
+                os._exit(1)
+        ends.append(os.waitpid(child, 0)[1])
+
+    assert pmstore.load_into(store, tmp_path / "x.npz", progress=progress) == 1
+    assert set(ends) == {0}

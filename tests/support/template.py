@@ -35,7 +35,6 @@ MODULES = ("numpy", "pmstore", "pmstore._cli", "pmstore.testing")
 WITH_ESTIMATORS = (*MODULES, "pmstore.cluster", "pmstore.decomposition", "pmstore.mixture", "sklearn.linear_model")
 LARGEST = 1 << 17  # bytes of a request
 SUBREAPER = 36  # of prctl: orphans become children of this process
-HIGH = 200  # descriptors from here are of no number that a request names
 
 
 class Process:
@@ -249,7 +248,7 @@ def serve(control: socket.socket) -> list[str]:
             os._exit(0)
         for fd in fds:
             os.close(fd)
-    fds = [above(fd) for fd in fds]
+    fds = [moved_above(max(found["numbers"]), fd) for fd in fds]
     for number, fd in zip(found["numbers"], fds):
         os.dup2(fd, number)
     for fd in fds:
@@ -292,9 +291,9 @@ def disowned(status: int) -> bool:
     return True
 
 
-def above(fd: int) -> int:
-    """The same file at a number that no request names."""
-    moved = fcntl.fcntl(fd, fcntl.F_DUPFD, HIGH)
+def moved_above(number: int, fd: int) -> int:
+    """The same file under a higher number."""
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD, number + 1)
     os.close(fd)
     return moved
 

@@ -11,6 +11,7 @@ T = TypeVar("T")
 
 class Lock:
     undo: Any
+    dropping: bool
 
     def __new__(cls, below: Lock | None = None) -> Lock: ...
     def acquire(self, wait: bool = True, /) -> bool: ...
@@ -43,7 +44,7 @@ class TransactionLock:
     inner: Lock
     usable: bool
 
-    def __new__(cls, usable: bool, operations: Lock) -> TransactionLock: ...
+    def __new__(cls, usable: bool, below: Lock) -> TransactionLock: ...
     @property
     def idle(self) -> bool: ...
     @property

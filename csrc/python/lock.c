@@ -35,7 +35,7 @@ static const char IN_COLLECTOR[] =
     "do that elsewhere, such as at the end of a with statement";
 static const char TOO_LATE[] =
     "a signal handler or a finalizer runs in the middle of an operation of the store, and can't wait there for another "
-    "thread, which has a transaction or commits: let it set a flag, and let the program do that";
+    "thread, which uses the store: let it set a flag, and let the program do that";
 
 static struct {
     PyObject *roll_back, *warn;
@@ -95,7 +95,20 @@ bool lock_is_mine(const Lock *lock)
 /* Whether the calling thread held the lock already when its garbage collection began. */
 static bool is_interrupted(const Lock *lock)
 {
-    return lock && lock_is_mine(lock) && lock_is_collecting() && lock->during != collections;
+    return lock_is_mine(lock) && lock_is_collecting() && lock->during != collections && !lock->dropping;
+}
+
+Lock *lock_lowest(Lock *lock)
+{
+    while (lock->below) lock = lock->below;
+    return lock;
+}
+
+static bool holds_lower(const Lock *lock)
+{
+    for (lock = lock->below; lock; lock = lock->below)
+        if (lock_is_mine(lock)) return true;
+    return false;
 }
 
 static int refuse(const char *text)
@@ -104,17 +117,22 @@ static int refuse(const char *text)
     return -1;
 }
 
+bool lock_require_uninterrupted(const Lock *lock)
+{
+    return !is_interrupted(lock) || refuse(IN_COLLECTOR) == 0;
+}
+
 /* 1: the calling thread holds the lock. 0: it would have to wait. -1: an error is set, perhaps by a signal handler. */
 static int take(Lock *lock, bool wait)
 {
-    if (is_interrupted(lock) || is_interrupted(lock->below)) return refuse(IN_COLLECTOR);
+    if (is_interrupted(lock) || is_interrupted(lock_lowest(lock))) return refuse(IN_COLLECTOR);
     if (lock_is_mine(lock)) {
         lock->depth++;
         return 1;
     }
     PyLockStatus status = PyThread_acquire_lock_timed(lock->lock, 0, 0);
     if (status != PY_LOCK_ACQUIRED && !wait) return 0;
-    if (status != PY_LOCK_ACQUIRED && lock->below && lock_is_mine(lock->below)) return refuse(TOO_LATE);
+    if (status != PY_LOCK_ACQUIRED && holds_lower(lock)) return refuse(TOO_LATE);
     while (status != PY_LOCK_ACQUIRED) {
         Py_BEGIN_ALLOW_THREADS
         status = PyThread_acquire_lock_timed(lock->lock, -1, 1);
@@ -195,6 +213,7 @@ static PyObject *lock_new(PyTypeObject *of, PyObject *arguments, PyObject *keywo
     lock->owner = 0;
     lock->depth = 0;
     lock->during = 0;
+    lock->dropping = false;
     lock->below = (Lock *)Py_XNewRef(below);
     lock->due = NOTHING_DUE;
     lock->undo = NULL;
@@ -285,10 +304,12 @@ static PyMethodDef lock_methods[] = {
 };
 static PyType_Slot lock_slots[] = {
     {Py_tp_doc, "Lock(below=): recursive. Before it is taken from outside, `undo`, if any, undoes what was abandoned. "
-                "A thread that holds the lock `below`, but not this one, can't take it."},
+                "A thread that holds one below can't wait for this one."},
     {Py_tp_new, lock_new},
     {Py_tp_dealloc, lock_dealloc},
-    {Py_tp_members, (PyMemberDef[]){{"undo", T_OBJECT, offsetof(Lock, undo), 0, NULL}, {NULL, 0, 0, 0, NULL}}},
+    {Py_tp_members, (PyMemberDef[]){{"undo", T_OBJECT, offsetof(Lock, undo), 0, NULL},
+                                    {"dropping", T_BOOL, offsetof(Lock, dropping), 0, NULL},
+                                    {NULL, 0, 0, 0, NULL}}},
     {Py_tp_methods, lock_methods},
     {0, NULL},
 };

@@ -13,6 +13,7 @@ typedef struct Lock {
     Py_ssize_t depth;      /* how often that thread has taken it */
     unsigned long during;  /* the number of the garbage collection that it was taken in; 0: none */
     struct Lock *below;    /* a lock that is taken after this one, never before; or NULL */
+    bool dropping;         /* nobody refers to the store any more, and it is being closed: nothing is refused */
     enum { NOTHING_DUE, ROLLBACK_DUE, ROLLBACK_OWED, WARNING_DUE } due;
     PyObject *undo; /* has the methods roll_back and warn */
 } Lock;
@@ -20,6 +21,9 @@ typedef struct Lock {
 bool lock_prepare(PyObject *module); /* adds the type */
 PyObject *lock_type(void);
 
+Lock *lock_lowest(Lock *lock); /* the last of those below, or the lock itself */
+/* False, with an error: the thread runs a finalizer of the garbage collector in the middle of what it holds it for. */
+bool lock_require_uninterrupted(const Lock *lock);
 bool lock_is_mine(const Lock *lock); /* the calling thread is inside an operation */
 
 /* Makes the next thread that takes the lock, from outside of any operation, roll back and warn. This calls no Python

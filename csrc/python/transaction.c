@@ -182,6 +182,7 @@ static PyObject *enter(PyObject *object, PyObject *unused)
     Transaction *self = (Transaction *)object;
     TransactionLock *lock = self->lock;
     if (self->depth) return transaction_error("this transaction has begun already: each with statement needs its own");
+    if (!lock_require_uninterrupted(lock->operations)) return NULL;
     int inside = mine(lock);
     if (inside < 0) return NULL;
     if (inside) return join(self);
@@ -357,12 +358,11 @@ static PyType_Spec transaction_spec = {
 
 static PyObject *transaction_lock_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
 {
-    static char *names[] = {"usable", "operations", NULL};
+    static char *names[] = {"usable", "below", NULL};
     int usable;
-    PyObject *operations;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "pO!", names, &usable, lock_type(), &operations))
-        return NULL;
-    PyObject *inner = PyObject_CallFunctionObjArgs(lock_type(), operations, NULL);
+    PyObject *below;
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "pO!", names, &usable, lock_type(), &below)) return NULL;
+    PyObject *inner = PyObject_CallFunctionObjArgs(lock_type(), below, NULL);
     if (!inner) return NULL;
     TransactionLock *lock = PyObject_New(TransactionLock, type);
     if (!lock) {
@@ -375,7 +375,7 @@ static PyObject *transaction_lock_new(PyTypeObject *type, PyObject *arguments, P
     lock->only = Py_NewRef(Py_None);
     lock->note = Py_NewRef(Py_None);
     lock->usable = usable;
-    lock->operations = (Lock *)Py_NewRef(operations);
+    lock->operations = (Lock *)Py_NewRef((PyObject *)lock_lowest((Lock *)below));
     lock->idle = Py_NewRef(Py_False);
     note_idle(lock);
     return (PyObject *)lock;
@@ -440,7 +440,8 @@ static PyObject *transaction_lock_doomed(PyObject *object, void *unused)
 
 static PyType_Slot transaction_lock_slots[] = {
     {Py_tp_doc,
-     "TransactionLock(usable, operations): which thread may commit, and whether any may; operations is a Lock."},
+     "TransactionLock(usable, below): which thread may commit, and whether any may. below: a Lock, of which the lowest "
+     "one is around each operation of the store."},
     {Py_tp_new, transaction_lock_new},
     {Py_tp_dealloc, transaction_lock_dealloc},
     {Py_tp_members, (PyMemberDef[]){{"inner", T_OBJECT_EX, offsetof(TransactionLock, inner), 0, NULL},

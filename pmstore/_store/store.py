@@ -76,7 +76,7 @@ class Store(Following):
         self._catalog = Catalog(core, read_only=mode == "r")
         self._derived = DerivedArrays(self._catalog, path)
         self._prefix = ""
-        self._lock = TransactionLock(usable=mode != "r", operations=self._catalog.lock)
+        self._lock = TransactionLock(usable=mode != "r", below=self._derived.lock)
         self._catalog.lock.undo = Undo(self._catalog, self._described())
         self._debug = os.environ.get("PMSTORE_DEBUG", "0") not in ("", "0")  # violations of only= raise errors
         open_stores.add(self)
@@ -496,7 +496,7 @@ class Store(Following):
         self._catalog.leave(lock, lambda: _snapshot_for(this()))
         self._derived.leave()
         self._lock.usable = False  # for open transactions; their lock, too, may be held forever
-        self._lock = TransactionLock(usable=False, operations=lock)
+        self._lock = TransactionLock(usable=False, below=self._derived.lock)
         for kept in (self._reader, self._waiter):
             if kept is not None:
                 kept.leave()
@@ -556,6 +556,7 @@ def _arrived(path: str) -> Store:
 
 
 def _drop_with_warning(store: Store, *, exiting: bool = False) -> None:
+    store._catalog.lock.dropping = True  # also in the middle of an operation, of a list that outlives the store
     try:
         if store._lock.usable:
             warn_of_drop(store, store._described(), store._file_lock.where)

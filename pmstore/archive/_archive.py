@@ -139,13 +139,22 @@ class Archive(Mapping[int, Version]):
         return self.latest
 
     def _require_same(self) -> None:
-        try:
-            found = about_of(self._sources)
-        except MissingObjectError:
+        """Raise the errors of `refresh`, which has just read the index."""
+        places = self._sources.answering()
+        missing = 0
+        for place in places:
+            try:
+                found = about_of(Sources([place]))
+            except MissingObjectError:
+                missing += 1
+                continue
+            except (ArchiveDamagedError, ArchiveUnavailableError):  # another place may have it
+                continue
+            if found["lineage"] != self._about["lineage"]:
+                raise ArchiveConflictError(f"{place.url} has the archive of another store by now: open it anew")
+        if missing == len(places):
             text = f"there is no archive at {self.url} any more: it was deleted, or its disk isn't mounted"
-            raise ArchiveError(text) from None
-        if any(found[key] != self._about[key] for key in ("id", "lineage")):
-            raise ArchiveConflictError(f"{self.url} has another archive by now: open it anew")
+            raise ArchiveError(text)
 
     # ---- versions
 

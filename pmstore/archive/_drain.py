@@ -318,6 +318,8 @@ class Drain:
         if os.getpid() != self._pid:
             return
         limit = time.monotonic() + seconds(timeout)
+        if self._trouble.stop.is_set():  # an interrupt has ended it
+            limit = 0.0
         try:
             with self._changed:
                 self._closing = True

@@ -237,7 +237,8 @@ class FsspecPlace(Place):
         try:
             self._fs.cat_file(f"{self._root}/{name}", start=0, end=1)
         except Exception as told:
-            return told
+            if code_of(told) not in ("416", "InvalidRange"):  # the object is empty
+                return told
         return OSError(errno.EAGAIN, "S3 refused a request, and answers the next one")
 
     def _unavailable(

@@ -33,6 +33,10 @@ class Sources:
         """The URL of the first place."""
         return self.places[0].url
 
+    def answering(self) -> builtins.list[Place]:
+        """The places that have not failed to answer since the index was read."""
+        return [place for place in self.places if place not in self._away]
+
     def list(self, folder: str) -> list[str]:
         """The names of the objects in a folder, of all places that answer."""
         names: set[str] = set()

@@ -440,7 +440,12 @@ def test_an_archive_that_is_gone_or_another_one(tmp_path: Path) -> None:
             call()
     place.objects = three(tmp_path / "other.pm").objects
     for call in (found.refresh, lambda: found.restore(tmp_path / "a.pm", 2), lambda: found.forget([1])):
-        with pytest.raises(pmstore.ArchiveConflictError, match="has another archive by now: open it anew"):
+        with pytest.raises(pmstore.ArchiveConflictError, match="has the archive of another store by now: open it anew"):
             call()
+    both = Archive(Sources([Memory(dict(others)), further := Memory(dict(others))]))
+    further.objects = place.objects
+    with pytest.raises(pmstore.ArchiveConflictError, match="has the archive of another store by now: open it anew"):
+        both.refresh()
+    assert both[3]["step"] == 2
     place.objects = others
     assert found.refresh() == 3 and list(found) == [1, 2, 3] and found.restore(tmp_path / "a.pm") == 3

@@ -7,6 +7,7 @@ import gc
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -147,6 +148,100 @@ def test_a_finalizer_does_not_wait_for_a_thread_that_waits_for_it(open_store: An
         assert len(errors) == 1 and "in the middle of an operation" in errors[0]
         assert store["n"] == store["m"] == 1
         assert store.openings == 1
+
+
+def test_a_transaction_of_a_finalizer_does_not_end_that_of_the_program(store: pmstore.Store) -> None:
+    """It is refused, and not taken for an inner one that fails."""
+    errors: list[str] = []
+
+    def finalize() -> None:
+        with store.transaction():
+            store["log"] = 1
+
+    Finalizer(finalize, errors)
+    with store.transaction():
+        store["paid"] = 100
+        in_the_middle("put", gc.collect)
+        store["n"] = 1
+    assert dict(store) == {"paid": 100, "n": 1} and store.sequence == 1
+    assert len(errors) == 1 and "runs a finalizer in the middle" in errors[0]
+
+
+@pytest.mark.usefixtures("medium")
+@pytest.mark.parametrize("method", ["get", "splice"])
+def test_a_store_that_is_dropped_in_the_middle_of_an_operation_of_its_list(tmp_path: Path, method: str) -> None:
+    path = tmp_path / "store.pm"
+
+    def of_a_dropped_store() -> Any:
+        store = pmstore.open(path)
+        found = store.create_list("l")
+        store.commit()
+        store["paid"] = 100
+        cycle = [store]
+        cycle.append(cycle)  # type: ignore[arg-type]
+        return found
+
+    found = of_a_dropped_store()
+    in_the_middle(method, gc.collect)
+    with pytest.warns(pmstore.UncommittedChangesWarning, match="of [12] names? since its last commit are lost"):
+        with contextlib.suppress(pmstore.ClosedStoreError):
+            found.append(5)
+    with pytest.raises(pmstore.ClosedStoreError):
+        found.append(6)
+    with pmstore.open(path) as again:
+        assert list(again["l"]) == [] and "paid" not in again
+
+
+IN_DOUBLED: list[Callable[[], None]] = []  # what it does once
+
+
+def doubled(x: Any) -> Any:
+    if IN_DOUBLED:
+        IN_DOUBLED.pop()()
+    return x * 2.0
+
+
+@pytest.mark.usefixtures("_ends")
+@pytest.mark.parametrize("action", ["commit", "rollback", "close"])
+def test_a_handler_in_the_function_of_a_derived_array(open_store: Any, action: str) -> None:
+    """Another thread waits in a transaction for the array."""
+    errors = []
+    with open_store() as store:
+        again = pmstore.open(store.path)  # so that close() gives this opening back
+        waits = threading.Event()
+
+        def other() -> None:
+            with store.transaction():
+                waits.set()
+                store["sum"] = float(store["derived"].sum())
+
+        thread = threading.Thread(target=other)
+
+        def meanwhile() -> None:
+            thread.start()
+            waits.wait()
+            signal.raise_signal(signal.SIGUSR1)
+
+        def handler(*_: object) -> None:
+            try:
+                ACTIONS[action](store)
+            except pmstore.TransactionError as error:
+                errors.append(str(error))
+
+        store["x"] = np.arange(4)
+        derived = store.derive("derived", doubled, "x")
+        store.commit()
+        IN_DOUBLED.append(meanwhile)
+        before = signal.signal(signal.SIGUSR1, handler)
+        try:
+            assert derived[3] == 6
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        thread.join()
+        assert len(errors) == 1 and "can't wait there for another thread" in errors[0]
+        assert store["sum"] == 12.0
+        if action != "close":
+            again.close()
 
 
 def test_an_opening_that_a_finalizer_gives_back(open_store: Any) -> None:

@@ -179,6 +179,8 @@ def _frame_parts(frame: Any) -> PartDict:
             raise TypeError(
                 f"the column {name!r}: a store can't keep a column of objects of polars: store it as a list"
             )
+        if _has_no_width(dtype):  # polars could not read it again
+            raise TypeError(f"the column {name!r}: a store can't keep arrays of width 0 of polars")
     schema = _stream_of(frame.clear()).tobytes()
     if _OBJECTS in schema:
         text = (
@@ -201,6 +203,12 @@ def _frame_parts(frame: Any) -> PartDict:
         if series.null_count():
             parts[f"{name}.missing"] = series.is_null().to_numpy()
     return parts
+
+
+def _has_no_width(dtype: Any) -> bool:
+    """Whether a type of polars has arrays of width 0 in it."""
+    inner = [getattr(dtype, "inner", None), *(field.dtype for field in getattr(dtype, "fields", ()))]
+    return 0 in getattr(dtype, "shape", ()) or any(_has_no_width(one) for one in inner if one is not None)
 
 
 def _physical(dtype: Any) -> Any:

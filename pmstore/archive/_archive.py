@@ -34,7 +34,16 @@ from pmstore.archive._format import TAG, Loss, Piece, Row, tell_losses, wrapped
 from pmstore.archive._objects import MissingObjectError, ObjectExistsError, Place
 from pmstore.archive._retention import Keep, outside
 from pmstore.archive._sources import Sources
-from pmstore.archive._target import Target, about_of, refuse_others, refuse_undescribed, tag_of, tags_of, untag
+from pmstore.archive._target import (
+    Target,
+    about_of,
+    refuse_others,
+    refuse_undescribed,
+    require_same,
+    tag_of,
+    tags_of,
+    untag,
+)
 from pmstore.archive._verifying import VerifyReport, verify
 from pmstore.archive._versions import Entries, Library, Version
 
@@ -131,30 +140,12 @@ class Archive(Mapping[int, Version]):
         Raises ArchiveError if the archive is gone, ArchiveConflictError if another one is in its place.
         """
         indexes = self._sources.index(self._indexes)
-        self._require_same()
+        require_same(self._sources, self._about)
         self._indexes = indexes
         self._index = self._sources.merged(self._indexes)
         self._read_tags(stacklevel=3)
         self._known.clear()  # another place may have a version in another way
         return self.latest
-
-    def _require_same(self) -> None:
-        """Raise the errors of `refresh`, which has just read the index."""
-        places = self._sources.answering()
-        missing = 0
-        for place in places:
-            try:
-                found = about_of(Sources([place]))
-            except MissingObjectError:
-                missing += 1
-                continue
-            except (ArchiveDamagedError, ArchiveUnavailableError):  # another place may have it
-                continue
-            if found["lineage"] != self._about["lineage"]:
-                raise ArchiveConflictError(f"{place.url} has the archive of another store by now: open it anew")
-        if missing == len(places):
-            text = f"there is no archive at {self.url} any more: it was deleted, or its disk isn't mounted"
-            raise ArchiveError(text)
 
     # ---- versions
 

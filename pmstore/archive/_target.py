@@ -33,7 +33,16 @@ from pmstore.archive._retention import Keep, forget, leaving
 from pmstore.archive._sources import Sources
 from pmstore.archive._writing import Flush
 
-__all__ = ["Target", "about_of", "refuse_others", "refuse_undescribed", "removals_of", "tags_of", "untag"]
+__all__ = [
+    "Target",
+    "about_of",
+    "refuse_others",
+    "refuse_undescribed",
+    "removals_of",
+    "require_same",
+    "tags_of",
+    "untag",
+]
 
 _REMOVAL = re.compile(r"([0-9]{1,19})-[0-9a-f]{16}-(.+)")
 
@@ -90,6 +99,26 @@ def refuse_others(sources: Sources, about: Mapping[str, Any]) -> None:
         if lineage != about["lineage"]:
             raise ArchiveConflictError(f"{place.url} is not the archive of the same store as {first}")
         first = place.url
+
+
+def require_same(sources: Sources, about: Mapping[str, Any]) -> None:
+    """Raise ArchiveError if no place that answers has the archive any more, ArchiveConflictError if one has that of
+    another store. The index has just been read."""
+    places = sources.answering()
+    missing = 0
+    for place in places:
+        try:
+            found = about_of(Sources([place]))
+        except MissingObjectError:
+            missing += 1
+            continue
+        except (ArchiveDamagedError, ArchiveUnavailableError):  # another place may have it
+            continue
+        if found["lineage"] != about["lineage"]:
+            raise ArchiveConflictError(f"{place.url} has the archive of another store by now: open it anew")
+    if missing == len(places):
+        text = f"there is no archive at {sources.url} any more: it was deleted, or its disk isn't mounted"
+        raise ArchiveError(text)
 
 
 def tag_of(sources: Sources, name: str) -> int:

@@ -493,7 +493,7 @@ class GradLog:
 
     def _begin(self, replay: bool = True) -> None:
         """Take the state from the log, or begin it."""
-        prints, states = self._ranks.gather(self._fingerprint), self._ranks.gather(self._states.own())
+        prints, states = self._ranks.gather(self._fingerprint), self._gathered_states()
 
         def begin() -> dict[str, Any] | None:
             assert isinstance(self._side, Log) and self._fit is not None
@@ -521,7 +521,7 @@ class GradLog:
         """Commit the iterations that are not durable yet. wait: for a thread that does it, too."""
         if self._changes.found() or self._changes.found_of_others():
             self._lose()
-        states = self._ranks.gather(self._states.own())
+        states = self._gathered_states()
 
         def write() -> None:
             side = self._side
@@ -531,6 +531,9 @@ class GradLog:
 
         self._on_first(write)
         self._changes.remember(durable=True)
+
+    def _gathered_states(self) -> list[dict[str, Any]]:
+        return self._ranks.gather(self._states.own(self._ranks.tell(self._states.hashes())))
 
     def _lose(self) -> None:
         """Parameters have changed, and no row has it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from pmstore._core import hash64
 from pmstore._resume.fingerprint import differences
+from pmstore._values.tensors import array_of_tensor
 from pmstore._values.values import encode
 from pmstore.torch._full import Names
 from pmstore.torch._layout import Layout, Setting, numbers_of, set_numbers
@@ -51,17 +54,28 @@ class States:
         self._objects, self._rank, self._ranks = objects, rank, ranks
         self._error = Exception()
 
-    def own(self) -> dict[str, Any]:
-        """The state of this rank. It has an error instead if there was one: the other ranks wait for it."""
+    def hashes(self) -> dict[str, int]:
+        """Hashes of the buffers that can be kept; none if there is one rank."""
+        found = {}
+        for key, one in self._names.buffers.items() if self._ranks > 1 else ():
+            with contextlib.suppress(Exception):  # `own` tells of it
+                found[key] = hash64(np.ascontiguousarray(array_of_tensor(one)).reshape(-1).view(np.uint8).data)
+        return found
+
+    def own(self, first: Mapping[str, int]) -> dict[str, Any]:
+        """The state of this rank. It has an error instead if there was one: the other ranks wait for it.
+
+        first: the hashes of rank 0, whose buffers are in the full state. DistributedDataParallel gives them to all
+        ranks before a forward, and each rank may have other ones behind it.
+        """
         found: dict[str, Any] = {"generators": generators()}
         try:
             found["kept"] = {
                 key: plain(one.state_dict(), f"the state of {key!r}") for key, one in self._objects.items()
             }
-            # Those of rank 0 are in the full state. DistributedDataParallel gives them to all ranks before a forward,
-            # and each rank has other ones behind it.
-            if self._ranks > 1:
-                found["buffers"] = {key: plain(one, key) for key, one in self._names.buffers.items()}
+            buffers, hashes = self._names.buffers, self.hashes()
+            other = [key for key in buffers if key not in first or hashes.get(key) != first[key]]
+            found["buffers"] = {key: plain(buffers[key], key) for key in other if self._ranks > 1 and self._rank}
         except Exception as error:
             self._error, found["error"] = error, f"{type(error).__name__}: {error}"
         return found
@@ -72,7 +86,7 @@ class States:
         for rank, state in enumerate(states):
             if "error" in state:
                 raise self._error if rank == 0 else TypeError(f"rank {rank} can't give its state: {state['error']}")
-        others, buffers = (_of_others([state.get(key, {}) for state in states]) for key in ("kept", "buffers"))
+        others, buffers = _of_others([state["kept"] for state in states]), [state["buffers"] for state in states]
         return {
             "generators": [state["generators"] for state in states],
             "settings": numbers_of(self._optimizer, self._settings),

@@ -111,6 +111,10 @@ def test_polars_that_can_not_be_stored(store: Any) -> None:
     polars = pytest.importorskip("polars")
     with pytest.raises(TypeError, match="the column 'o': .* column of objects"):
         store["f"] = polars.DataFrame({"i": [1], "o": [object()]})
+    empty = polars.Array(polars.Int32, 0)
+    for kind in (empty, polars.List(empty), polars.Struct({"a": empty})):
+        with pytest.raises(TypeError, match="the column 'a': .* arrays of width 0"):
+            store["f"] = polars.DataFrame({"a": polars.Series([], dtype=kind)})
     assert not list(store)
 
 

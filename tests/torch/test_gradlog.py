@@ -503,7 +503,7 @@ def test_bad_arguments(tmp_path: Path) -> None:
     with pmstore.open(tmp_path / "a.pm") as store:
         for options, text in {
             ("mode", "sparse"): "mode is one of",
-            ("ratio", 0): "ratio is",
+            ("ratio", 0): "ratio must be greater than 0",
             ("batch", 0): "batch is a number",
             ("full_every", True): "full_every is a number",
             ("mtbf", -1.0): "mtbf is",

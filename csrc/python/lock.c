@@ -34,8 +34,8 @@ static const char IN_COLLECTOR[] =
     "the garbage collector runs a finalizer in the middle of an operation of the store, where it can't use the store: "
     "do that elsewhere, such as at the end of a with statement";
 static const char TOO_LATE[] =
-    "a signal handler or a finalizer runs in the middle of an operation of the store, and can't wait there for another "
-    "thread, which uses the store: let it set a flag, and let the program do that";
+    "a signal handler or a finalizer in the middle of an operation of the store, or the function of a derived array, "
+    "can't wait there for another thread, which uses the store: let it set a flag, and let the program do that";
 
 static struct {
     PyObject *roll_back, *warn;

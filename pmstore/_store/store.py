@@ -223,10 +223,11 @@ class Store(Following):
         or OutOfMemoryError the changes stay pending. FailedStoreError: a write or a sync failed, and only reopening the
         store shows which commits are durable.
         """
+        catalog = self._catalog
         # This or another thread is in a transaction, or in an import; a call here would be slow.
-        if not self._lock.idle or self._catalog.importing:
+        if not self._lock.idle or catalog.importing:
             self._refuse_inside("commit")
-        catalog, lost = self._catalog, self._catalog.lost_updates
+        lost = catalog.lost_updates
         if lost.seen or lost.changed or lost.moved or lost.guards or self._companions:
             self._lock.inner.call(self._commit_now)
         else:  # the quick path: an 8-byte commit is little work

@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 
 from pmstore._values.registry import Decode, Encode
-from pmstore._values.texts import arrow_of, arrow_parts, list_of, list_parts
+from pmstore._values.texts import PartDict, arrow_of, arrow_parts, list_of, list_parts
 from pmstore._values.values import encode
 
 __all__ = ["by_number", "guarded", "how", "made_of", "part_name"]
@@ -42,8 +42,6 @@ _MANY = 1000  # texts, from which on they are arrays
 _QUICK = 800_000  # bytes that are compared in some milliseconds: 100,000 objects or times
 _LABEL = 60  # characters of a column's label in the name of a part, at most
 _LABEL_BYTES = 120  # of them, as the name of a part has at most 255 bytes, and more may follow the label
-
-PartDict = dict[str, Any]
 
 
 def how(kind: Any) -> tuple[Encode, Decode]:

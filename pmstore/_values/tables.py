@@ -16,11 +16,9 @@ import numpy as np
 
 from pmstore._values.frames import by_number, part_name
 from pmstore._values.registry import Decode, Encode
-from pmstore._values.texts import arrow_of, arrow_parts, in_one, validity
+from pmstore._values.texts import PartDict, arrow_of, arrow_parts, in_one, validity
 
 __all__ = ["arrow", "made_of", "polars"]
-
-PartDict = dict[str, Any]
 
 
 def arrow(kind: Any) -> tuple[Encode, Decode]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["arrow_of", "arrow_parts", "in_one", "list_of", "list_parts", "validity"]
+__all__ = ["PartDict", "arrow_of", "arrow_parts", "in_one", "list_of", "list_parts", "validity"]
 
 PartDict = dict[str, Any]
 

@@ -22,16 +22,8 @@ __all__ = ["console_for", "drawn", "live", "looked", "summaries"]
 CURVE = 12  # characters of a curve
 
 WIDE = ("fit", "fits", "iteration", "name", "state", "store", "value", "writer")  # columns that may have two lines
-SPARE = (
-    "curve",
-    "starts",
-    "rate",
-    "left",
-    "age",
-    "commits",
-    "size",
-    "last commit",
-)  # a narrow terminal lacks the first
+# A narrow terminal lacks the first of these.
+SPARE = ("curve", "starts", "rate", "left", "age", "commits", "size", "last commit")
 WORD = 16  # characters; a longer word may be broken
 GAP = 2  # characters between two columns
 

@@ -533,7 +533,8 @@ class GradLog:
         self._changes.remember(durable=True)
 
     def _gathered_states(self) -> list[dict[str, Any]]:
-        return self._ranks.gather(self._states.own(self._ranks.tell(self._states.hashes())))
+        hashes = self._states.hashes()
+        return self._ranks.gather(self._states.own(hashes, self._ranks.tell(hashes)))
 
     def _lose(self) -> None:
         """Parameters have changed, and no row has it."""

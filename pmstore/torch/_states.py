@@ -62,20 +62,20 @@ class States:
                 found[key] = hash64(np.ascontiguousarray(array_of_tensor(one)).reshape(-1).view(np.uint8).data)
         return found
 
-    def own(self, first: Mapping[str, int]) -> dict[str, Any]:
+    def own(self, hashes: Mapping[str, int], first: Mapping[str, int]) -> dict[str, Any]:
         """The state of this rank. It has an error instead if there was one: the other ranks wait for it.
 
-        first: the hashes of rank 0, whose buffers are in the full state. DistributedDataParallel gives them to all
-        ranks before a forward, and each rank may have other ones behind it.
+        hashes: of this rank. first: those of rank 0, whose buffers are in the full state. DistributedDataParallel gives
+        them to all ranks before a forward, and each rank may have other ones behind it.
         """
         found: dict[str, Any] = {"generators": generators()}
         try:
             found["kept"] = {
                 key: plain(one.state_dict(), f"the state of {key!r}") for key, one in self._objects.items()
             }
-            buffers, hashes = self._names.buffers, self.hashes()
-            other = [key for key in buffers if key not in first or hashes.get(key) != first[key]]
-            found["buffers"] = {key: plain(buffers[key], key) for key in other if self._ranks > 1 and self._rank}
+            buffers = self._names.buffers if self._rank else {}
+            other = [key for key in buffers if key not in hashes or hashes[key] != first.get(key)]
+            found["buffers"] = {key: plain(buffers[key], key) for key in other}
         except Exception as error:
             self._error, found["error"] = error, f"{type(error).__name__}: {error}"
         return found

@@ -112,7 +112,7 @@ def test_the_other_ranks_get_their_own_bits_and_types(one: Any, other: Any) -> N
     names, layout = Names(model, optimizer), Layout([*model.parameters()], [], None)
     holders = [Holder({"value": value}) for value in (one, other)]
     states = [States(optimizer, [], names, layout, {"h": two}, rank, 2) for rank, two in enumerate(holders)]
-    rest = states[0].together([state.own({}) for state in states])
+    rest = states[0].together([state.own({}, {}) for state in states])
     for state, holder, value in zip(states, holders, (one, other)):
         state.take(rest)
         assert repr(holder.state) == repr({"value": value})

@@ -85,19 +85,21 @@ class later:
         global _depth
         if get_ident() != _main:
             return
-        _depth += 1
-        if _depth > 1:
+        if _depth:
+            _depth += 1
             return
+        # Too deep a recursion fails here, before anything is changed: what follows takes no more frames.
+        # There are 62 signals, and nearly always the same handlers as before.
+        found = [*map(getsignal, _SIGNALS)]
+        for at, _, handler in _own:
+            if found[at] is not handler:  # though it may equal it
+                _look(found)
+                break
+        else:
+            if _differ(found):
+                _look(found)
+        _depth = 1
         try:  # no handler runs between the line above and this one, as nothing is called
-            # There are 62 signals, and nearly always the same handlers as before.
-            found = [*map(getsignal, _SIGNALS)]
-            for at, _, handler in _own:
-                if found[at] is not handler:  # though it may equal it
-                    _look(found)
-                    break
-            else:
-                if _differ(found):
-                    _look(found)
             for _, number, handler in _own:
                 _handlers[number] = handler
                 signal(number, _note)

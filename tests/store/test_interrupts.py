@@ -380,6 +380,32 @@ def test_handlers_of_all_signals_run_later(request: pytest.FixtureRequest) -> No
     assert came == numbers
 
 
+def test_handlers_run_later_after_a_recursion_that_was_too_deep(store, request: pytest.FixtureRequest) -> None:
+    """Each of the last frames that Python has room for begins a change, which finds room for some of its calls."""
+
+    def change(depth):
+        if depth == 0:
+            store["array"] = np.ones(3)
+        else:
+            change(depth - 1)
+
+    def handler(number, _):
+        came.append(number)
+
+    came, refused = [], 0
+    request.addfinalizer(functools.partial(signal.signal, signal.SIGUSR1, signal.signal(signal.SIGUSR1, handler)))
+    for depth in range(sys.getrecursionlimit()):
+        try:
+            change(depth)
+        except RecursionError:
+            refused += 1
+    assert refused > 10
+    with interrupts.later():
+        signal.raise_signal(signal.SIGUSR1)
+        assert came == []
+    assert came == [signal.SIGUSR1] and signal.getsignal(signal.SIGUSR1) is handler
+
+
 @pytest.mark.parametrize("moment", ["inside", "leaving"])
 def test_a_child_of_another_thread_has_its_handlers(request: pytest.FixtureRequest, moment: str) -> None:
     """The other thread may fork while the main one gives the handlers back."""

@@ -131,8 +131,11 @@ class FsspecPlace(Place):
                 if error.errno == errno.EINVAL and at >= self.size(name):
                     raise ShortObjectError(name, self.url) from None
                 raise
-            if count is not None and len(found) != count:
-                raise ShortObjectError(name, self.url)
+            if count is not None:
+                if len(found) > count:  # a server over HTTP may answer with the whole object
+                    found = found[at : at + count]
+                if len(found) < count:
+                    raise ShortObjectError(name, self.url)
             return bytes(found)
 
     def size(self, name: str) -> int:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import random
 import shutil
+import threading
 from collections.abc import Sequence
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -513,6 +516,34 @@ def test_a_connection_that_was_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             opened.refresh()
         opened.refresh()
         assert opened[2]["x"] == 2
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def test_a_server_that_answers_a_range_with_the_whole_object(tmp_path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    with pmstore.open(tmp_path / "store.pm") as store, store.drain(tmp_path / "archive") as drain:
+        for at in range(5):
+            store["x"] = np.arange(at, at + 1000)
+            store.commit()
+            drain.wait()
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(tmp_path)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    try:
+        opened = archive.open(f"http://127.0.0.1:{server.server_port}/archive")
+        assert opened.verify().ok and len(opened) == 5
+        assert [same(opened[n]["x"], np.arange(n - 1, n + 999)) for n in opened] == [True] * 5
+        opened.restore(tmp_path / "restored.pm")
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+    with pmstore.open(tmp_path / "restored.pm", "r") as restored:
+        assert same(restored["x"], np.arange(4, 1004))
 
 
 @pytest.mark.parametrize("url", ["reference://x", "nothing://x"])

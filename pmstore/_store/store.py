@@ -8,7 +8,7 @@ import errno
 import os
 import warnings
 import weakref
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -386,32 +386,42 @@ class Store(Following):
             self._give_back()
             return
         self._catalog.refuse_in_import()
-        with self._leaving():
-            if self.closed:  # another thread closed it while this one waited
-                return
-            try:
-                if self._lock.usable:
-                    self._commit_now(closing=self._file_lock.openings == 1)
-            except (OutOfSpaceError, OutOfMemoryError):
-                raise
-            except BaseException as error:
-                with contextlib.suppress(Error):
-                    self._drop() if isinstance(error, FailedStoreError) else self._give_back()
-                raise
-            self._give_back()
+        self._leave_by(self._commit_and_give_back)
 
-    @contextlib.contextmanager
-    def _leaving(self) -> Iterator[None]:
-        """The transaction lock, to give an opening back. An interrupt of the wait for it gives back one of several
-        openings, and pending changes stay with the others."""
-        with contextlib.ExitStack() as stack:
-            try:
-                stack.enter_context(self._lock.inner)
-            except BaseException:
-                if self._file_lock.openings > 1:
-                    self._give_back()
-                raise
-            yield
+    def _leave_by(self, leave: Callable[[], None]) -> None:
+        """Call it with the transaction lock, unless another thread closes the store before. An interrupt of the wait
+        gives back one of several openings, and pending changes stay with the others."""
+        waits = True
+        try:
+            with self._lock.inner:  # C code, so that no handler runs between the lock and the block: no ExitStack
+                waits = False
+                if not self.closed:
+                    leave()
+        except BaseException:
+            if waits and self._file_lock.openings > 1:
+                self._give_back()
+            raise
+
+    def _commit_and_give_back(self) -> None:
+        try:
+            if self._lock.usable:
+                self._commit_now(closing=self._file_lock.openings == 1)
+        except (OutOfSpaceError, OutOfMemoryError):
+            raise
+        except BaseException as error:
+            with contextlib.suppress(Error):
+                self._drop() if isinstance(error, FailedStoreError) else self._give_back()
+            raise
+        self._give_back()
+
+    def _roll_back_and_give_back(self, *passing: Any) -> None:
+        try:
+            if self._lock.usable and self._file_lock.openings > 1:  # the others go on from the last commit
+                transaction = self._lock.transaction(self, None)
+                transaction.__enter__()
+                transaction.__exit__(*passing)
+        finally:
+            self._give_back()
 
     def _give_back(self) -> None:
         """Give one opening back without a commit. The last one closes the store."""
@@ -468,17 +478,8 @@ class Store(Following):
                     self._end_drains()
                 raise
             return
-        try:
-            with self._leaving():  # if the store is closed inside its own transaction, that transaction can't continue
-                if self.closed:
-                    return
-                try:
-                    if self._lock.usable and self._file_lock.openings > 1:  # the others go on from the last commit
-                        transaction = self._lock.transaction(self, None)
-                        transaction.__enter__()
-                        transaction.__exit__(kind, error, traceback)
-                finally:
-                    self._give_back()
+        try:  # if the store is closed inside its own transaction, that transaction can't continue
+            self._leave_by(lambda: self._roll_back_and_give_back(kind, error, traceback))
         finally:
             if self.closed:
                 self._end_drains()

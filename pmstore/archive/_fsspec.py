@@ -96,7 +96,7 @@ class FsspecPlace(Place):
             atomic = self._protocol != "memory" and self._protocol in _WHOLE and _creates(fs)
             with contextlib.nullcontext() if atomic else _creating:
                 fs.invalidate_cache()
-                if fs.exists(path):  # asked in each case: some servers ignore the condition of the creation
+                if _has(fs, path):  # asked in each case: some servers ignore the condition of the creation
                     raise ObjectExistsError(name, self.url)
                 if not atomic:
                     self._place(path, joined)
@@ -309,6 +309,15 @@ def _not_installed(url: str, error: ImportError) -> ImportError:
     if s3:
         text += "; S3 needs s3fs, too: pip install s3fs"
     return ImportError(text, name=error.name)
+
+
+def _has(fs: Any, path: str) -> bool:
+    """Whether there is such a file. The `exists` of most file systems takes any failure for an answer."""
+    try:
+        fs.info(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def _creates(fs: Any) -> bool:

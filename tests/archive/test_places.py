@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import random
 import shutil
 import threading
@@ -21,6 +22,7 @@ from pmstore.archive import _index as index
 from pmstore.archive import _versions as versions
 from pmstore.archive._archive import Archive
 from pmstore.archive._local import LocalPlace
+from pmstore.archive._objects import ObjectExistsError, place_of
 from pmstore.archive._sources import Sources
 from pmstore.archive._versions import Version
 from tests.archive.stepping import Crash, Memory, archived, contents, same, stepping
@@ -544,6 +546,34 @@ def test_a_server_that_answers_a_range_with_the_whole_object(tmp_path: Path) -> 
         server.server_close()
     with pmstore.open(tmp_path / "restored.pm", "r") as restored:
         assert same(restored["x"], np.arange(4, 1004))
+
+
+class Interrupted(MemoryFileSystem):  # type: ignore[misc, valid-type]
+    """A file system that connects anew for each question, as that of sftp, and can't for the next one."""
+
+    protocol = "interrupted"
+    exists = fsspec.AbstractFileSystem.exists
+    away = False
+
+    def info(self, path: str, **options: Any) -> Any:
+        if Interrupted.away:
+            Interrupted.away = False
+            raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+        return super().info(path, **options)
+
+
+def test_nothing_is_replaced_while_the_connection_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec.register_implementation("interrupted", Interrupted, clobber=True)
+    monkeypatch.setattr(Interrupted, "store", {})
+    monkeypatch.setattr(Interrupted, "pseudo_dirs", [""])
+    place = place_of("interrupted://x/archive")
+    place.create("index/1", [b"first"])
+    Interrupted.away = True
+    with pytest.raises(pmstore.ArchiveUnavailableError, match="Connection reset by peer"):
+        place.create("index/1", [b"second"])
+    with pytest.raises(ObjectExistsError):
+        place.create("index/1", [b"second"])
+    assert place.get("index/1") == b"first"
 
 
 @pytest.mark.parametrize("url", ["reference://x", "nothing://x"])

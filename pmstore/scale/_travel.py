@@ -9,6 +9,8 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
+import numpy as np
+
 T = TypeVar("T")
 
 
@@ -27,9 +29,10 @@ def packed_apart(value: Any, what: str) -> list[Any]:
 def arrived(value: T, what: str, *, shares: bool) -> T:
     """A value as other processes get it: out of a pickle. What is computed here has the same bits then.
 
-    Arrays with gaps, wherever they are in the value, become copies in C order: numpy adds these in another order.
-    Functions, classes and modules stay the same objects. shares: arrays without gaps are views of the same memory that
-    can't be written to; otherwise they are copies, too. Raises TypeError if there can't be a pickle.
+    Arrays with gaps, wherever they are in the value, become copies in C order: numpy adds these in another order. So it
+    does with arrays that are not aligned, which become aligned copies. Functions, classes and modules stay the same
+    objects. shares: other arrays are views of the same memory that can't be written to; otherwise they are copies, too.
+    Raises TypeError if there can't be a pickle.
     """
     code: list[Any] = []
 
@@ -50,8 +53,16 @@ def arrived(value: T, what: str, *, shares: bool) -> T:
     with _in_words(what):
         Pickler(file, protocol=5, buffer_callback=buffers.append if shares else None).dump(value)
     file.seek(0)
-    made: T = Unpickler(file, buffers=[buffer.raw().toreadonly() for buffer in buffers]).load()
+    made: T = Unpickler(file, buffers=map(_aligned, buffers)).load()
     return made
+
+
+def _aligned(buffer: pickle.PickleBuffer) -> memoryview:
+    """Its memory, which can't be written to."""
+    one: object = memoryview(buffer).obj
+    if isinstance(one, np.ndarray) and not one.flags.aligned:
+        return memoryview(buffer.raw().tobytes())
+    return buffer.raw().toreadonly()
 
 
 def _packed(value: Any, what: str, take: Callable[[pickle.PickleBuffer], Any] | None) -> bytes:

@@ -1,4 +1,5 @@
-"""Arrays with gaps, which a pickle turns into C order, give the same bits on every engine."""
+"""Arrays with gaps, which a pickle turns into C order, and arrays that are not aligned give the same bits on every
+engine."""
 
 from __future__ import annotations
 
@@ -76,6 +77,22 @@ def test_arrays_with_gaps_anywhere_are_the_same_on_every_engine(tmp_path: Path) 
     with pytest.raises(ConnectionError):
         Weighted(weights, stop_at=1).run(tmp_path / "mixed.pm", "w", engine=Serial())
     assert Weighted(weights).run(tmp_path / "mixed.pm", "w", engine=1).sum == whole
+
+
+def test_arrays_that_are_not_aligned_are_the_same_on_every_engine(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=(40_000, 7))
+    file = tmp_path / "values.bin"
+    file.write_bytes(b"x" + values.tobytes())
+    mapped = np.memmap(file, "f8", "r", 1, values.shape)
+    assert mapped.sum() != values.sum(), "the alignment makes no difference"
+
+    class Shards(Weighted):
+        def __init__(self, *shards: Any) -> None:
+            super().__init__(np.ones(1))
+            self.shards = shards
+
+    for shard in (mapped, mapped[:], mapped.T, pmstore.Shard(dict.get, {"x": mapped[:]}, "x")):
+        assert Shards(shard).run(engine=Serial()).sum == Shards(shard).run(engine=1).sum
 
 
 def test_serial_copies_attributes_and_shares_the_arrays_of_shards() -> None:

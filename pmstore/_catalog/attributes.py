@@ -250,7 +250,7 @@ def check_attribute_name(name: object) -> None:
 
 
 def _encoded(name: str, found: dict[str, Any]) -> bytes:
-    encoded = encode(found)
+    encoded = encode({str.__str__(key): value for key, value in found.items()})  # of numpy's strings: plain ones
     if len(encoded) > ATTRIBUTES_MAX:
         raise TooLargeError(
             f"the attributes of {what_of(name)} would take {len(encoded):,} bytes, and {ATTRIBUTES_MAX:,} is the "

@@ -56,7 +56,7 @@ def asked(
     if not all(isinstance(what, str) for what in kwargs):
         raise TypeError("kwargs are keyword arguments: their names are str")
     sources = [Named(full(source)) if isinstance(source, str) else given(source) for source in inputs]
-    arguments: dict[str, Input] = {what: given(value) for what, value in sorted(kwargs.items())}
+    arguments: dict[str, Input] = {str.__str__(what): given(value) for what, value in sorted(kwargs.items())}
     names = tuple(source.name for source in sources)
     path = path_of_function(function)
     declared = Declaration(path, version, names, tuple(arguments), policy, verify_of(verify), None)

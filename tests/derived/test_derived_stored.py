@@ -267,3 +267,11 @@ def test_a_tolerance_needs_numbers(store):
     for wrong in ("sum", -1.0, (1, 2, 3), True, float("nan")):
         with pytest.raises(ValueError, match="verify is"):
             store.derive("z", doubled, "x", verify=wrong)
+
+
+def test_names_of_numpy_are_plain_text(open_store):
+    with open_store() as store:
+        y = store.derive("y", np.cov, np.ones((3, 2)), kwargs={np.str_("rowvar"): False})
+        assert y.value.shape == (2, 2)
+        store.commit()
+        assert store.check().ok and dict(store)["y"].shape == (2, 2)

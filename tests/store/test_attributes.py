@@ -129,6 +129,20 @@ def test_an_attribute_named_self(open_store: Open) -> None:
         assert dict(store.attrs()) == {"other": 2, "self": 1}
 
 
+def test_names_of_numpy_are_plain_text(open_store: Open) -> None:
+    with open_store() as store:
+        store["x"] = 1
+        attributes = store.attrs("x")
+        attributes["source"] = "here"
+        for name in np.array(["units", "source", "other"]):
+            attributes[name] = "K"
+        attributes.setdefault(np.str_("last"), 1)
+        del attributes[np.str_("other")]
+        store.commit()
+        assert {name: type(name) for name in attributes} == dict.fromkeys(["source", "units", "last"], str)
+        assert store.check().ok and attributes == {"source": "K", "units": "K", "last": 1}
+
+
 def test_a_transaction_takes_them_back(open_store: Open) -> None:
     store = open_store()
     fill(store)

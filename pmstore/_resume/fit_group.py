@@ -91,13 +91,14 @@ class FitGroup:
         fingerprint = self.fingerprint
         return fingerprint is not None and self.name.rpartition("/")[2] == digest(fingerprint)
 
-    @contextmanager
-    def worked_on(self) -> Iterator[None]:
-        """A context for one thread at a time. The other threads wait, and then find the state that it left."""
+    def worked_on(self) -> threading.Lock:
+        """A lock for one thread at a time. The other threads wait, and then find the state that it left.
+
+        The lock itself, and no generator around it: the traceback of an interrupt would keep the generator, and the
+        generator the lock.
+        """
         with _registry:
-            lock = _locks.setdefault(self.store, {}).setdefault(self.name, threading.Lock())
-        with lock:
-            yield
+            return _locks.setdefault(self.store, {}).setdefault(self.name, threading.Lock())
 
     def check_writable(self) -> None:
         """Raise ReadOnlyStoreError if the store is open for reading, ForkedStoreError in a fork of its process."""

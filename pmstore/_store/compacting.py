@@ -17,7 +17,7 @@ from pmstore._store.cores import opened_core
 from pmstore._store.file_format import refuse_unknown_features
 from pmstore._store.lineage import entry_of, lineage_of, parent_of
 from pmstore._store.new_store import SLABS, Progress, written_anew
-from pmstore._store.opening import lock_file, outside, path_of
+from pmstore._store.opening import locked, path_of
 from pmstore._store.report import check
 
 __all__ = ["compact"]
@@ -63,8 +63,7 @@ def compact(path: str | bytes | os.PathLike[Any], *, progress: Progress | None =
     StoreNotFoundError, ReadOnlyStoreError, StoreIOError, NotAStoreError, FormatVersionError
     """
     name = path_of(path)
-    held = lock_file(name, "r+", "auto", 0.0, outside()[1])
-    try:
+    with locked(name) as held:
         source = Catalog(opened_core(name, held, "auto", read_only=True), read_only=True)
         try:
             refuse_unknown_features(held.fd, name)  # the new file would lack what they mean
@@ -74,8 +73,6 @@ def compact(path: str | bytes | os.PathLike[Any], *, progress: Progress | None =
             return _compacted(name, source, os.fstat(held.fd), progress)
         finally:
             source.close()
-    finally:
-        held.unlock()
 
 
 def _compacted(name: str, source: Catalog, status: os.stat_result, progress: Progress | None) -> int:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from pmstore._errors import FormatVersionError
 from pmstore._store.cores import opened_core
 from pmstore._store.header import NEWEST, PLACES, SIZE, newest_header
-from pmstore._store.opening import lock_file, outside, path_of
+from pmstore._store.opening import locked, path_of
 
 __all__ = ["FileFormat", "file_format", "refuse_unknown_features", "upgrade"]
 
@@ -67,8 +67,7 @@ def upgrade(path: str | bytes | os.PathLike[Any]) -> int:
     StoreNotFoundError, ReadOnlyStoreError, StoreIOError, OutOfSpaceError, NotAStoreError, CorruptStoreError
     """
     name = path_of(path)
-    held = lock_file(name, "r+", "auto", 0.0, outside()[1])
-    try:
+    with locked(name) as held:
         before = file_format(held.fd).version
         core = opened_core(name, held, "auto", read_only=False)  # it recovers the store, which may write the header
         try:
@@ -77,5 +76,3 @@ def upgrade(path: str | bytes | os.PathLike[Any]) -> int:
         finally:
             core.close()
         return before
-    finally:
-        held.unlock()

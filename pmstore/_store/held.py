@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 
 from pmstore import _core
 from pmstore._errors import StoreIOError, StoreLockedError, refused
-from pmstore._interrupts import deliver
+from pmstore._interrupts import deliver, later
 from pmstore._trace import Trace
 
 __all__ = [
@@ -60,7 +60,9 @@ _FLOCK = struct.Struct("@hhqqi4x")  # struct flock: type, whence, start, length,
 _POLL = 0.05  # seconds between two looks for signals
 _FIRST_FD = 3  # the first number behind the standard streams
 
-registry_lock = threading.RLock()  # a garbage collection may close a store while the lock is held
+# A garbage collection may close a store while the lock is held. It is entered as itself, which is C code: a condition
+# is left by Python code, which an interrupt may end before the lock is released.
+registry_lock = threading.RLock()
 _changed = threading.Condition(registry_lock)  # notified when a lock is not busy any more
 
 
@@ -143,7 +145,7 @@ class FileLock(Held):
 
     def opened(self, store: Any, options: Options, trace: Trace | None) -> None:
         """Let another opening in this process join this one from now on."""
-        with _changed:
+        with registry_lock:
             self._store, self._options, self._trace = weakref.ref(store), options, trace
             self.stay()
 
@@ -158,7 +160,7 @@ class FileLock(Held):
 
         asked: what has to agree; None: nothing. Raises StoreLockedError if an option differs.
         """
-        with _changed:
+        with registry_lock:
             while self._busy and self._is_noted():
                 _changed.wait(_POLL)
                 deliver()
@@ -193,14 +195,15 @@ class FileLock(Held):
             self._busy = threading.get_ident()
 
     def stay(self) -> None:
-        with _changed:
+        with registry_lock:
             if self._busy == threading.get_ident():
                 self._busy = 0
                 _changed.notify_all()
 
     def unlock(self) -> None:
-        """Give the file lock back, after the core has closed the file. In a forked process this does nothing."""
-        with _changed:
+        """Give the file lock back, after the core has closed the file. In a forked process, and when it was given back
+        before, this does nothing."""
+        with later(), registry_lock:
             if not self._is_noted():
                 return
             _registry[self.inode].remove(self)

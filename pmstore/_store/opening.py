@@ -11,6 +11,7 @@ import stat
 import sys
 import time
 import warnings
+from collections.abc import Iterator
 from typing import Any
 from urllib.parse import unquote_to_bytes
 
@@ -42,7 +43,7 @@ from pmstore._store.held import (
 )
 from pmstore._trace import Trace
 
-__all__ = ["MODES", "is_memory", "lock_file", "open_source", "outside", "path_of", "seconds"]
+__all__ = ["MODES", "is_memory", "lock_file", "locked", "open_source", "outside", "path_of", "seconds"]
 
 MODES = ("r", "r+", "a", "w", "x")
 
@@ -221,6 +222,21 @@ def lock_file(
             raise
         except OSError as error:
             raise refused(error, path) from error
+
+
+@contextlib.contextmanager
+def locked(path: str) -> Iterator[FileLock]:
+    """The file of a store that exists, locked until the end of the block, which closes it. Errors as of `lock_file`."""
+    held = None
+    try:
+        with later():
+            held = lock_file(path, "r+", "auto", 0.0, outside()[1])
+        yield held
+        held.unlock()
+    except BaseException:
+        if held is not None:
+            held.unlock()
+        raise
 
 
 class _Changed(Exception):

@@ -30,6 +30,8 @@ from pmstore._resume import sklearn as _sklearn  # noqa: E402
 from pmstore._store import held  # noqa: E402
 from pmstore.cluster import KMeans  # noqa: E402
 from pmstore.cluster._lloyd import Lloyd  # noqa: E402
+from tests.store.test_interrupted_openings import signalled_at  # noqa: E402
+from tests.store.test_transactions import in_thread  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -426,3 +428,29 @@ def test_without_scikit_learn(tmp_path: Path) -> None:
     assert done.stderr.splitlines()[-1].endswith(
         "Error: pmstore.cluster needs scikit-learn: pip install 'pmstore[sklearn]'"
     )
+
+
+def test_a_kept_interrupt_keeps_no_fit(tmp_path: Path) -> None:
+    """A notebook keeps the traceback of the last error, which keeps the frames, and generators in them."""
+    kept: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with fit_group.FitGroup(store, "fit").worked_on():
+                pass
+        except KeyboardInterrupt as error:
+            kept.append(error)
+            raise
+
+    def others() -> None:
+        with fit_group.FitGroup(store, "fit").worked_on():
+            pass
+
+    with pmstore.open(tmp_path / "store.pm") as store:
+        event_number = 1
+        while signalled_at(event_number, work):
+            event_number += 1
+            thread, _ = in_thread(others)
+            thread.join(10)
+            assert not thread.is_alive()
+    assert kept

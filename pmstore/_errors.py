@@ -68,7 +68,8 @@ class _SystemError(Error, OSError):
         return super().__new__(cls, *(args if len(args) > 1 else (cls.code, *args)))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.errno, self.strerror)
+        known = (self.errno, self.strerror) if self.filename is None else (self.errno, self.strerror, self.filename)
+        return type(self), known, self.__dict__
 
     def __str__(self) -> str:
         return str(self.strerror)
@@ -405,9 +406,6 @@ class ArchiveUnavailableError(_SystemError, ArchiveError):
     """
 
     transient = True
-
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.errno, self.strerror), {"transient": self.transient}
 
 
 class UnknownVersionError(ArchiveError, KeyError):

@@ -137,12 +137,16 @@ def local_path(path: Any, elsewhere: str) -> str:
     """A path as str, with the home directory for ~, also of a file:// URL.
 
     elsewhere: advice for the error of another URL, which is formatted with it. Raises TypeError if it is no path,
-    ValueError if it is empty, contains a NUL or is another URL.
+    ValueError if it is empty, contains a NUL or what no name of a file can, or is another URL.
     """
     try:
         text = os.fsdecode(path)
     except TypeError:
         raise TypeError(f"path is a str, bytes or os.PathLike, not {type(path).__name__}") from None
+    try:
+        os.fsencode(text)
+    except UnicodeEncodeError:
+        raise ValueError(f"not a path: {text!r} can't be encoded") from None
     if not text or "\0" in text:
         raise ValueError(f"not a path: {text!r}")
     return os.path.expanduser(_without_scheme(text, elsewhere))

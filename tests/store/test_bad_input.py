@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 import random
 
@@ -129,6 +130,19 @@ def test_errors_are_also_a_builtin_and_can_be_sent(kind):
         assert any(base.__module__ == "builtins" for base in kind.__mro__[1:-3])
     if isinstance(error, OSError):
         assert error.errno and again.errno == error.errno
+
+
+def test_errors_of_the_system_are_sent_with_all_that_they_tell(tmp_path):
+    with pmstore.open(tmp_path / "store.pm"):
+        with pytest.raises(pmstore.StoreLockedError) as caught:
+            pmstore.open(tmp_path / "store.pm", max_size=1 << 30)
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert again.pid == caught.value.pid == os.getpid()
+    with pytest.raises(pmstore.StoreNotFoundError) as caught:
+        pmstore.open(tmp_path / "none.pm", "r")
+    again = pickle.loads(pickle.dumps(caught.value))
+    assert (again.filename, str(again)) == (caught.value.filename, str(caught.value))
+    assert again.filename == str(tmp_path / "none.pm")
 
 
 def test_array_rows_are_not_assigned_by_mistake(kept):

@@ -138,6 +138,7 @@ def test_a_relative_path(path, monkeypatch):
         (dict(path=None), TypeError, "path is"),
         (dict(path=""), ValueError, "not a path"),
         (dict(path="a\0b"), ValueError, "not a path"),
+        (dict(path="a\ud800b"), ValueError, "not a path"),
     ],
     ids=str,
 )

@@ -82,14 +82,7 @@ def export(
     except Error:
         raise
     except OSError as error:
-        number = error.errno or _number_in(str(error))
+        number = error.errno or errno.EIO
         text = f"{target!r} can't be written: {error.strerror or error}"
-        raise class_of_write(number)(number or errno.EIO, text, target) from error
+        raise class_of_write(number)(number, text, target) from error
     return len(source.arrays) + len(source.values)
-
-
-def _number_in(text: str) -> int:
-    """The number of the error of the system that HDF5 mentions in its text."""
-    _, _, behind = text.partition("errno = ")
-    digits = behind.partition(",")[0]
-    return int(digits) if digits.isdecimal() else 0

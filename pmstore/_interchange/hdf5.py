@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib
+import io
 import math
 import os
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from pmstore._interchange.forms import ATTRIBUTES, HINTS, VALUES, Hints, in_json
 from pmstore._interchange.found import Found, Stored, Unsupported, damage, require
 from pmstore._interchange.source import PIECE, Described, Format, Place, Source, elsewhere, places
 from pmstore._interchange.text import as_text
+from pmstore._interrupts import later
 from pmstore._values.as_json import to_json
 from pmstore._values.dtypes import descriptor_of, dtype_of
 
@@ -47,30 +49,13 @@ class Hdf5(Format):
 
     def write(self, source: Source, path: str) -> None:
         h5py = _h5py()
-        with h5py.File(path, "w", libver=("v108", "v110"), locking=False) as file:
-            for one in source.arrays:
-                kind = _type(one.dtype)
-                if 0 < one.nbytes <= PIECE:  # in one call, which is quicker
-                    file.create_dataset(one.name, data=_for_h5py(one.name, source.read(one), kind), dtype=kind)
-                    source.written(one.nbytes)
-                    continue
-                made = file.create_dataset(one.name, one.shape, kind)
-                for place, piece in source.blocks(one, PIECE) if one.nbytes else ():
-                    made[place] = _for_h5py(one.name, piece, kind)
-                    source.written(piece.nbytes)
-            others = {}
-            for name, value in source.values.items():
-                if _natural(value) and type(value) is not list:
-                    file.create_dataset(name, data=value)
-                else:
-                    others[name] = source.readable[name]
-            for name, document in (
-                (VALUES, others),
-                (ATTRIBUTES, _put_attributes(h5py, file, source.attributes)),
-                (HINTS, source.hints(_told, every=True)),
-            ):
-                if document:
-                    file.create_dataset(name, data=in_json(document))
+        with _Sink(path) as sink:
+            with contextlib.ExitStack() as stack:
+                with sink.use():
+                    file = h5py.File(sink, "w", libver=("v108", "v110"))
+                    stack.callback(_close, file)
+                _write(h5py, file, sink, source)
+            sink.require_written()
 
     @contextlib.contextmanager
     def read(self, path: str) -> Iterator[Found]:
@@ -99,6 +84,98 @@ def _h5py() -> Any:
 
 
 # ---- writing
+
+
+class _Sink(io.FileIO):
+    """The file that HDF5 writes.
+
+    HDF5 may crash when it frees what it failed to write, also when the process ends. So it never sees an error of the
+    system: from the first one on, the sink keeps in memory what it should write, and `use` raises the error.
+    """
+
+    def __init__(self, path: str) -> None:
+        super().__init__(path, "r+")
+        self._error: OSError | None = None
+        self._kept: list[tuple[int, bytes]] = []  # what is not in the file, with its place
+
+    @contextlib.contextmanager
+    def use(self) -> Iterator[None]:
+        """A context for all that may make HDF5 write. No signal handler runs in it: its exception would be an error."""
+        with later():
+            yield
+        self.require_written()
+
+    def require_written(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def write(self, data: Any) -> int:
+        at, count = self.tell(), 0
+        if self._error is None:
+            try:
+                while count < len(data):
+                    count += super().write(memoryview(data)[count:])
+                return count
+            except OSError as error:
+                self._error = error
+        self._kept.append((at, bytes(data)))
+        return len(data)
+
+    def truncate(self, size: int | None = None) -> int:
+        if self._error is None:
+            try:
+                return super().truncate(size)
+            except OSError as error:
+                self._error = error
+        return size or 0
+
+    def readinto(self, buffer: Any) -> int:
+        at, view = self.tell(), memoryview(buffer)
+        count = super().readinto(view) or 0
+        if self._error is None:
+            return count
+        view[count:] = bytes(len(view) - count)
+        for start, data in self._kept:
+            begin, end = max(at, start), min(at + len(view), start + len(data))
+            if begin < end:
+                view[begin - at : end - at] = data[begin - start : end - start]
+        return len(view)
+
+
+def _close(file: Any) -> None:
+    with later():
+        file.close()
+
+
+def _write(h5py: Any, file: Any, sink: _Sink, source: Source) -> None:
+    for one in source.arrays:
+        kind = _type(one.dtype)
+        if 0 < one.nbytes <= PIECE:  # in one call, which is quicker
+            data = _for_h5py(one.name, source.read(one), kind)
+            with sink.use():
+                file.create_dataset(one.name, data=data, dtype=kind)
+            source.written(one.nbytes)
+            continue
+        with sink.use():
+            made = file.create_dataset(one.name, one.shape, kind)
+        for place, piece in source.blocks(one, PIECE) if one.nbytes else ():
+            data = _for_h5py(one.name, piece, kind)
+            with sink.use():
+                made[place] = data
+            source.written(piece.nbytes)
+    others = {}
+    for name, value in source.values.items():
+        if _natural(value) and type(value) is not list:
+            with sink.use():
+                file.create_dataset(name, data=value)
+        else:
+            others[name] = source.readable[name]
+    with sink.use():
+        unkept = _put_attributes(h5py, file, source.attributes)
+    for name, document in ((VALUES, others), (ATTRIBUTES, unkept), (HINTS, source.hints(_told, every=True))):
+        if document:
+            with sink.use():
+                file.create_dataset(name, data=in_json(document))
 
 
 @functools.lru_cache(256)

@@ -68,7 +68,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
         "_values",
     },
     "_shelf": {"_errors", "_locks", "_store"},
-    "_interchange": {"_catalog", "_core", "_display", "_errors", "_store", "_values"},
+    "_interchange": {"_catalog", "_core", "_display", "_errors", "_interrupts", "_store", "_values"},
     "_resume": {"_errors", "_interrupts", "_locks", "_store", "_values"},
     "codecs": {"_core", "_errors"},
     "archive": {

@@ -34,6 +34,7 @@ _ONLY_LENGTH = "This is a netCDF dimension but not a netCDF variable"  # how the
 # text, which they follow and free. So it is read like other attributes, and a user's own attribute of this name is
 # written to ATTRIBUTES.
 _LABELS = "DIMENSION_LABELS"
+_OF_NETCDF = {"_NCProperties", "_nc3_strict"}  # attributes of a file of netCDF-4: at least one of them
 
 
 class Hdf5(Format):
@@ -408,6 +409,7 @@ def _attributes(h5py: Any, member: Any, name: str, found: Found) -> dict[str, An
     """Those that HDF5 has no place for (see `_put_attributes`) are in `found` already."""
     known, hinted = dict(found.attributes.get(name, {})), found.hints.attributes.get(name, {})
     is_scale = _is_scale(h5py, member)
+    is_netcdf = not _OF_NETCDF.isdisjoint(found.attributes[""] if name else member.attrs)
     axes = getattr(member, "ndim", 0)
     labels = [""] * axes
     scales = [_last_part(member)] if is_scale and axes == 1 else labels
@@ -432,7 +434,7 @@ def _attributes(h5py: Any, member: Any, name: str, found: Found) -> dict[str, An
         elif key == _LABELS and isinstance(value, list) and len(value) == axes:
             labels = value
         else:
-            known[key] = value
+            known[key] = _of_netcdf(value) if is_netcdf and key not in hinted else value
     names = [label or scale for label, scale in zip(labels, scales, strict=True)]
     if any(names):
         known.setdefault("dims", names)
@@ -481,3 +483,14 @@ def _attribute(h5py: Any, value: Any) -> Any:
         except (TypeError, ValueError):
             return _LEFT_OUT
     return value if isinstance(value, (str, bytes)) else _LEFT_OUT
+
+
+def _of_netcdf(value: Any) -> Any:
+    """The attribute that netCDF's library shows. It keeps text as bytes, and what is one number as an array of one; so
+    it keeps text that is not in ASCII."""
+    if isinstance(value, np.bytes_):
+        with contextlib.suppress(UnicodeDecodeError):
+            return value.decode()
+    elif isinstance(value, list) or (isinstance(value, np.ndarray) and value.dtype.kind in _SCALARS):
+        return value[0] if np.shape(value) == (1,) else value
+    return value

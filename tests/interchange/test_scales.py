@@ -70,3 +70,39 @@ def test_scales_of_netcdf_that_have_a_length_only(store: pmstore.Store, tmp_path
         file["odd"].attrs.update(CLASS="DIMENSION_SCALE", NAME=5)
     assert pmstore.load_into(store, tmp_path / "x.nc") == 2
     assert set(store) == {"t", "odd"} and store.attrs("t") == {"dims": ["row"]} and store["t"][2] == 1
+
+
+def test_attributes_of_netcdf(store: pmstore.Store, tmp_path: Path) -> None:
+    """netCDF's library writes text as bytes, or in an array of one text, and each number as an array of one."""
+    with h5py.File(tmp_path / "x.nc", "w") as file:
+        file.attrs["_NCProperties"] = np.bytes_("version=2,netcdf=4.9.2,hdf5=1.14.3")
+        file["t"] = np.array([1, 2, -9], "i2")
+        texts = np.array(["°C"], h5py.string_dtype()), np.array(["a", "b"], h5py.string_dtype())
+        file["t"].attrs.update(units=np.bytes_("K"), empty=np.bytes_(""), label=texts[0], names=texts[1])
+        file["t"].attrs.update(_FillValue=np.array([-9], "i2"), scale_factor=np.array([0.1]), range=np.arange(2))
+        file["t"].attrs.update(latin=np.bytes_("é".encode("latin1")))
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["g/t"] = 1
+        file["g/t"].attrs.update(units=np.bytes_("K"), one=np.arange(1))
+    for name in ("x.nc", "x.h5"):
+        pmstore.load_into(store, tmp_path / name)
+    assert store.attrs()["_NCProperties"].startswith("version=2")
+    about = dict(store.attrs("t"))
+    assert about.pop("range").tolist() == [0, 1]
+    assert about == {
+        "units": "K",
+        "empty": "",
+        "label": "°C",
+        "names": ["a", "b"],
+        "_FillValue": -9,
+        "scale_factor": 0.1,
+        "latin": b"\xe9",
+    }
+    assert type(about["units"]) is str and type(about["_FillValue"]) is np.int16
+    other = store.attrs("g/t")
+    assert type(other["units"]) is np.bytes_ and other["one"].shape == (1,)
+    store.attrs("t").update(mine=np.arange(1), kept=np.bytes_("K"))
+    pmstore.export(store, tmp_path / "again.h5")
+    with pmstore.open(":memory:") as again:
+        pmstore.load_into(again, tmp_path / "again.h5")
+        assert again.attrs("t")["mine"].shape == (1,) and type(again.attrs("t")["kept"]) is np.bytes_

@@ -241,3 +241,20 @@ def test_the_entry_point(path: Path) -> None:
     module, _, name = described["project"]["entry-points"]["xarray.backends"]["pmstore"].partition(":")
     assert getattr(importlib.import_module(module), name) is BACKEND
     assert BACKEND().guess_can_open(path) and not BACKEND().guess_can_open("x.nc") and not BACKEND().guess_can_open(b"")
+
+
+def test_a_file_of_netcdf(tmp_path: Path) -> None:
+    """Times and scaled numbers come as from the file: netCDF's library writes their attributes in another way."""
+    h5py = pytest.importorskip("h5py", "3.10")
+    with h5py.File(tmp_path / "x.nc", "w") as file:
+        file.attrs["_NCProperties"] = np.bytes_("version=2,netcdf=4.9.2,hdf5=1.14.3")
+        file["time"], file["t"] = np.arange(3), np.array([1, 2, -9], "i2")
+        file["time"].make_scale("time")
+        file["time"].attrs["units"] = np.bytes_("days since 2020-01-01")
+        file["t"].dims[0].attach_scale(file["time"])
+        file["t"].attrs.update(_FillValue=np.array([-9], "i2"), scale_factor=np.array([0.5]))
+    with pmstore.open(tmp_path / "run.pm") as store:
+        pmstore.load_into(store, tmp_path / "x.nc")
+    with xarray.open_dataset(tmp_path / "run.pm", engine=BACKEND) as dataset:
+        assert dataset.t.dtype == float and np.isnan(dataset.t.values[2])
+        assert float(dataset.t.sel(time="2020-01-02").values) == 1

@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import numpy as np
 
@@ -70,17 +70,26 @@ def damage(path: str | os.PathLike[str], what: str = "") -> Iterator[None]:
     """Anything that a damaged or hostile file provokes is an InterchangeError."""
     try:
         yield
-    except (Error, Unsupported, IsADirectoryError, NotADirectoryError, PermissionError, ImportError):
+    except (Error, Unsupported, ImportError):
         raise
+    except (IsADirectoryError, NotADirectoryError, PermissionError) as error:
+        _raise_named(error, path)
     except MemoryError as error:
         raise OutOfMemoryError(f"no memory for {what or os.fspath(path)!r}") from error
     except TimeoutError:  # of a signal handler
         raise
     except Exception as error:  # zipfile, h5py, zarr and its codecs have many kinds
         if isinstance(error, FileNotFoundError) and not os.path.exists(path):
-            raise
+            _raise_named(error, path)
         where = f"{os.fspath(path)!r}{f', {what!r}' if what else ''}"
         raise InterchangeError(f"{where} can't be read: {str(error) or type(error).__name__}") from error
+
+
+def _raise_named(error: OSError, path: str | os.PathLike[str]) -> NoReturn:
+    """Raise an error of the system that has the name of the file. h5py gives HDF5's text, and no name."""
+    if error.filename is None and error.errno is not None:
+        raise OSError(error.errno, os.strerror(error.errno), os.fspath(path)) from error
+    raise error
 
 
 def require(condition: object, text: str) -> None:

@@ -35,6 +35,19 @@ def test_a_pipe_is_no_file(store: pmstore.Store, tmp_path: Path, form: str) -> N
         pmstore.load_into(store, tmp_path / "pipe", form)
 
 
+def test_errors_of_the_system_name_the_file(
+    store: pmstore.Store, tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / f"x.{form}"
+    with pytest.raises(FileNotFoundError, match="No such file or directory") as caught:
+        pmstore.load_into(store, path)
+    assert caught.value.filename == str(path)
+    if form != "zarr":
+        path.mkdir()
+        assert _cli.main(["import", str(path), str(tmp_path / "new.pm")]) == 2
+        assert capsys.readouterr().err == f"pmstore: {path}: Is a directory\n"
+
+
 @pytest.mark.parametrize("how", ["external storage", "external link", "soft link", "virtual", "group", "many"])
 @pytest.mark.parametrize("document", ["__values__", "__attributes__", "__pmstore__"])
 def test_documents_of_hdf5_are_in_the_file(store: pmstore.Store, tmp_path: Path, how: str, document: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import importlib
 import math
@@ -23,6 +24,8 @@ __all__ = ["Zarr"]
 _CHUNK = 8 << 20  # bytes of a chunk, about
 _WRITTEN = "written"  # in the document of hints: the names of all arrays
 _DIMS = "_ARRAY_DIMENSIONS"  # where xarray keeps names of axes in version 2
+_FILL = "_FillValue"  # of CF: elements with this value are missing
+_PACKED = {"f": ("<f8", (float, np.floating)), "c": ("<c16", (complex, np.complexfloating))}  # see `_packed`
 # Codecs of zarr and numcodecs that only compute. "pickle" would run code of the file.
 # fmt: off
 _CODECS = {
@@ -65,6 +68,8 @@ class Zarr(Format):
             if above not in groups:
                 groups[above] = root.require_group(above)
             about = attributes.pop(one.name, {})
+            if _FILL in about:
+                about[_FILL] = _packed(source.attributes[one.name][_FILL], one.dtype.kind) or about[_FILL]
             dims = _dims(about, len(one.shape))
             options: dict[str, Any] = {} if dims is None else {"dimension_names": dims}
             try:
@@ -188,12 +193,40 @@ def _dims(attributes: dict[str, Any], axes: int, key: str = "dims") -> list[str]
 
 def _attributes(member: Any) -> dict[str, Any]:
     found = dict(member.attrs)
+    if not hasattr(member, "shape"):
+        return found
+    kind = np.dtype(member.dtype).kind
     dims = ["" if dim is None else dim for dim in getattr(member.metadata, "dimension_names", None) or ()]
-    if member.metadata.zarr_format == 2 and _dims(found, len(getattr(member, "shape", ())), _DIMS):
+    if member.metadata.zarr_format == 3 and _FILL in found:
+        found[_FILL] = _unpacked(found[_FILL], kind)
+    if member.metadata.zarr_format == 2 and _dims(found, len(member.shape), _DIMS) is not None:
         dims = found.pop(_DIMS)
+        if member.fill_value is not None and kind in "biufcS":  # xarray keeps it there
+            found.setdefault(_FILL, member.fill_value)
     if any(dims):
         found.setdefault("dims", dims)
     return found
+
+
+def _packed(value: Any, kind: str) -> Any:
+    """The form in which xarray has the `_FillValue` of floating-point and complex elements in version 3: doubles in
+    base64. None for other elements and values."""
+    code, types = _PACKED.get(kind, ("", ()))
+    if not isinstance(value, types):
+        return None
+    parts = [base64.b64encode(part.tobytes()).decode() for part in np.array([value], code).view("<f8")]
+    return parts if kind == "c" else parts[0]
+
+
+def _unpacked(found: Any, kind: str) -> Any:
+    """The number of this form; what was found if it has another form."""
+    if kind not in _PACKED:
+        return found
+    try:
+        parts = [base64.b64decode(part, validate=True) for part in (found if kind == "c" else [found])]
+        return np.frombuffer(b"".join(parts), _PACKED[kind][0]).item()
+    except (TypeError, ValueError):
+        return found
 
 
 def _chunk(one: Described) -> tuple[int, ...]:

@@ -241,7 +241,7 @@ def test_a_group_of_zarr(store: pmstore.Store, tmp_path: Path, version: int) -> 
         and store["texts"].tolist() == ["a", "zwölf"]
     )
     if version == 2:
-        assert dict(store.attrs("g/x")) == {"units": "K", "dims": ["y", "x"]}
+        assert dict(store.attrs("g/x")) == {"units": "K", "dims": ["y", "x"], "_FillValue": 2}
     else:
         assert store.attrs("named")["dims"] == ["n"]
 

@@ -235,6 +235,58 @@ def test_a_round_trip_of_zarr(path: Path, tmp_path: Path) -> None:
             assert np.array_equal(other.time, one.time)
 
 
+@pytest.mark.filterwarnings("ignore:.*Zarr V3.*", "ignore:.*Zarr format 3.*", "ignore:.*onsolidated.*")
+@pytest.mark.parametrize("version", [2, 3])
+def test_missing_elements_of_zarr_are_missing(tmp_path: Path, version: int) -> None:
+    """xarray has `_FillValue` in the array's own fill value, or as base64 in the attributes."""
+    pytest.importorskip("zarr", "3")
+    data = np.array([1.0, np.nan, 3.0])
+    values = {"f": data, "half": data.astype("f4"), "i": data, "scaled": data, "z": data * 1j, "n": np.array(5.0)}
+    encoding: dict[str, dict[str, Any]] = {
+        "f": {"_FillValue": -9999.1},
+        "half": {"_FillValue": np.float32(1e20)},
+        "i": {"dtype": "i4", "_FillValue": -1},
+        "scaled": {"dtype": "i2", "scale_factor": 0.1, "_FillValue": -9999},
+        "z": {"_FillValue": 1 + 2j},
+    }
+    made = xarray.Dataset({name: (["x"][: value.ndim], value) for name, value in values.items()})
+    made["flag"] = "x", [True, False, True]
+    made["time"] = "x", np.array(["2020-01-01", "NaT", "2020-01-03"], "M8[ns]")
+    made.to_zarr(tmp_path / "x.zarr", zarr_format=version, encoding=encoding)
+    with pmstore.open(tmp_path / "run.pm") as store:
+        pmstore.load_into(store, tmp_path / "x.zarr")
+        assert store["f"][1] == store.attrs("f")["_FillValue"] == -9999.1
+        assert store["scaled"].tolist() == [10, -9999, 30]
+        assert "_FillValue" not in store.attrs("flag") and list(store.attrs("n")) == ["_FillValue"]
+        pmstore.export(store, tmp_path / "again.zarr")
+    with xarray.open_zarr(tmp_path / "x.zarr") as wanted:
+        with xarray.open_dataset(tmp_path / "run.pm", engine=BACKEND) as found:
+            xarray.testing.assert_equal(found, wanted)
+        with xarray.open_zarr(tmp_path / "again.zarr", consolidated=False) as found:
+            xarray.testing.assert_equal(found, wanted)
+
+
+def test_fill_values_of_exports_come_back(tmp_path: Path) -> None:
+    zarr = pytest.importorskip("zarr", "3")
+    fills = {"a": np.float32(0.1), "b": float("nan"), "c": -5, "d": "text", "e": [1.5], "f": np.float64(2)}
+    with pmstore.open(tmp_path / "run.pm") as store:
+        for name, value in fills.items():
+            store[name] = np.zeros(2, "f4")
+            store.attrs(name)["_FillValue"] = value
+        store["z"] = np.zeros(2, "c8")
+        store.attrs("z")["_FillValue"] = 1j
+        pmstore.export(store, tmp_path / "x.zarr")
+        pmstore.load_into(store.group("again"), tmp_path / "x.zarr")
+        for name in [*fills, "z"]:
+            one, other = store.attrs(name)["_FillValue"], store.attrs(f"again/{name}")["_FillValue"]
+            assert type(one) is type(other) and repr(one) == repr(other)
+        other = zarr.open_group(tmp_path / "other.zarr", mode="w")
+        other.create_array("g", data=np.zeros(2)).attrs["_FillValue"] = "AAAA"
+        other.create_array("z", data=np.zeros(2, "c8")).attrs["_FillValue"] = 1
+        pmstore.load_into(store.group("other"), tmp_path / "other.zarr")
+        assert store.attrs("other/g")["_FillValue"] == "AAAA" and store.attrs("other/z")["_FillValue"] == 1
+
+
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="no tomllib")
 def test_the_entry_point(path: Path) -> None:
     described = tomllib.loads((ROOT / "pyproject.toml").read_text())

@@ -28,6 +28,7 @@ from pmstore._interchange.formats import format_of
 from pmstore._interchange.forms import Hints
 from pmstore._interchange.found import Found, Stored, damage, require
 from pmstore._interchange.source import Progress
+from pmstore._interrupts import later
 from pmstore._store.mapping import NameMapping
 from pmstore._store.opening import local_path
 from pmstore._values.array import Layout, layout
@@ -236,7 +237,8 @@ class _Import:
         return out
 
     def run(self) -> int:
-        catalog, made = self._catalog, []
+        catalog = self._catalog
+        made: list[str] = []
         before: dict[str, dict[str, Any]] = {}  # the attributes of the store and of groups that are there
         try:
             for full in self._attributes:
@@ -253,14 +255,25 @@ class _Import:
             for full, found in self._attributes.items():
                 Attributes(catalog, full).update(found)
         except BaseException:
-            for full in made:
-                with contextlib.suppress(Error):
-                    catalog.delete(full)
-            for full, found in before.items():
-                with contextlib.suppress(Error):  # a new group is gone, with its attributes
-                    put_all(catalog, full, found)
+            try:
+                self._take_back(made, before)
+            except BaseException:  # a second interrupt, which may have come before `later`
+                self._take_back(made, before)
+                raise
             raise
         return len(made)
+
+    def _take_back(self, made: list[str], before: dict[str, dict[str, Any]]) -> None:
+        """Delete the names, give names that were there their attributes back, and empty both: all of it, or nothing."""
+        with later():
+            for full in made:
+                with contextlib.suppress(Error):
+                    self._catalog.delete(full)
+            for full, found in before.items():
+                with contextlib.suppress(Error):  # a new group is gone, with its attributes
+                    put_all(self._catalog, full, found)
+            made.clear()
+            before.clear()
 
     def _put(self, one: Stored, described: Layout) -> None:
         key = key_of(self._full(one.name))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import threading
 from pathlib import Path
 
@@ -11,6 +13,8 @@ import pytest
 
 import pmstore
 from tests.interchange.test_import import refused
+from tests.store.test_attributes import seen
+from tests.store.test_interrupts import signal_at
 
 
 def in_a_transaction(store: pmstore.Store) -> None:
@@ -123,3 +127,35 @@ def test_a_fork_in_progress_closes_its_store(store: pmstore.Store, tmp_path: Pat
 
     assert pmstore.load_into(store, tmp_path / "x.npz", progress=progress) == 1
     assert set(ends) == {0}
+
+
+def two_interrupts(store: pmstore.Store, path: Path, event_number: int) -> bool:
+    """Interrupt an import, and then at the n-th moment after that. False if there are fewer."""
+    sent = []
+    with contextlib.ExitStack() as second:
+
+        def progress(done: int, total: int) -> None:
+            if done == total:
+                sent.append(second.enter_context(signal_at(event_number, signal.default_int_handler)))
+                raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            pmstore.load_into(store, path, progress=progress)
+    return bool(sent[0])
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # it may end a generator
+def test_a_second_interrupt_anywhere_leaves_no_part_of_an_import(store: pmstore.Store, tmp_path: Path) -> None:
+    with pmstore.open(tmp_path / "other.pm") as other:
+        other["a"], other["g/b"], other["g/value"] = np.arange(3000), np.arange(3000), 5
+        other.attrs["title"], other.attrs("g")["of"] = "theirs", "them"
+        pmstore.export(other, tmp_path / "x.npz")
+    store["g/mine"] = 1
+    store.attrs("g")["kept"] = 1
+    store.commit()
+    before, count, interrupted = seen(store), 0, True
+    while interrupted:
+        count += 1
+        interrupted = two_interrupts(store, tmp_path / "x.npz", count)
+        assert (list(store), seen(store)) == (["g/mine"], before), count
+    assert count > 50 and pmstore.load_into(store, tmp_path / "x.npz") == 3

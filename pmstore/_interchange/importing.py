@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pmstore._catalog.attributes import Attributes, all_of, check_new, put_all
+from pmstore._catalog.attributes import Attributes, all_of, check_new, put_all, what_of
 from pmstore._catalog.catalog import Catalog
 from pmstore._catalog.copying import Contents, put_copy
 from pmstore._catalog.kinds import ARRAY
@@ -50,7 +50,8 @@ def load_into(
 
     All names are new, and all of them come, or none: after an error the store is as before. They are pending changes,
     which the next commit makes durable together; other threads can't commit meanwhile. Attributes of the file itself
-    become those of the store or the group. Nothing is unpickled, and a file never runs code or reads other files.
+    become those of the store or the group; those that are there stay. Nothing is unpickled, and a file never runs code
+    or reads other files.
 
     Parameters
     ----------
@@ -70,7 +71,8 @@ def load_into(
     Returns
     -------
     int
-        The number of names. A UserWarning tells of links, and of attributes, for which a store has no form or no name.
+        The number of names. A UserWarning tells of links, and of attributes, for which a store has no form or no name,
+        and of attributes that the store or a group has with other values.
 
     Raises
     ------
@@ -221,20 +223,31 @@ class _Import:
 
     def _exact_attributes(self) -> dict[str, dict[str, Any]]:
         """The attributes of imported names and of the groups above, by full name. Others are left out."""
-        hints, out = self._found.hints, {}
-        there = {self._full(name) for name in self._pairs}
-        there |= {group for name in there for group in parents(name)}
+        hints = self._found.hints
+        out: dict[str, dict[str, Any]] = {}
+        owners = {self._full(name) for name in self._pairs}
+        owners |= {group for name in owners for group in parents(name)}
         for name, found in self._found.attributes.items():
             if not isinstance(found, dict) or not found:
                 continue
             new = self._chosen.new_group(name)
             full = None if new is None else self._mapping._full(new) if new else self._mapping._prefix[:-1]
-            if full is not None and (full in there or not full):
-                out[full] = {key: hints.attribute(name, key, found[key]) for key in _in_order(hints, name, found)}
-                for key, value in out[full].items():
+            if full is not None and (full in owners or not full):
+                new_ones = {key: hints.attribute(name, key, found[key]) for key in _in_order(hints, name, found)}
+                for key, value in new_ones.items():
                     _encoded(f"{name}, attribute {key}", value)
+                there = {**all_of(self._catalog, full), **out.get(full, {})}
+                self._tell_kept(full, new_ones, there)
+                out.setdefault(full, {}).update({key: new_ones[key] for key in new_ones if key not in there})
                 check_new(self._catalog, full, out[full])
         return out
+
+    def _tell_kept(self, full: str, new: dict[str, Any], there: dict[str, Any]) -> None:
+        """Warn of attributes that have other values where they go: those stay."""
+        kept = [key for key in new if key in there and encode(new[key]) != encode(there[key])]
+        if kept:
+            text = f"attributes that {what_of(full)} has with other values: {', '.join(map(repr, kept))}"
+            warnings.warn(f"{self._path}: left out: {text}", UserWarning, stacklevel=5)
 
     def run(self) -> int:
         catalog = self._catalog

@@ -508,7 +508,7 @@ def test_a_failed_import_leaves_the_attributes_of_groups(store: pmstore.Store, t
         with zipfile.ZipFile(tmp_path / "y.npz", "w") as file:
             with zipfile.ZipFile(tmp_path / "x.npz") as other:
                 file.writestr("g/b.npy", other.read("g/b.npy"))
-            file.writestr("__attributes__.json", json.dumps({"g": {"title": "new"}, "g/b": bad}))
+            file.writestr("__attributes__.json", json.dumps({"g": {"more": "new"}, "g/b": bad}))
         refused(store, tmp_path / "y.npz", (ValueError, pmstore.TooLargeError), None)
     store.attrs("g")["title"] = "x" * ((1 << 20) - 100)
     with zipfile.ZipFile(tmp_path / "z.npz", "w") as file:

@@ -141,7 +141,7 @@ class _Chosen:
         """The new name of a name or group; None for one that is not imported."""
         if self._all:
             return name
-        for end in range(len(name), 0, -1):
+        for end in range(len(name), -1, -1):  # "" may be a name of a file
             old = name[:end]
             if old in self._wanted and _is_in(name, old):
                 return self._wanted[old] + name[len(old) :]

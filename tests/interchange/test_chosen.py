@@ -12,7 +12,7 @@ import pytest
 
 import pmstore
 from pmstore._interchange.found import damage
-from tests.interchange.test_import import Bomb, h5py, refused, zarr
+from tests.interchange.test_import import Bomb, h5py, npz_with, refused, zarr
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*Zarr V3.*")
 
@@ -63,6 +63,17 @@ def test_the_sound_part_is_chosen(
     assert pmstore.load_into(store, path, names={"ok": "good"}) == 1
     assert store["good"].tolist() == [0, 1, 2] and "g/bad" not in store
     assert not os.path.exists("exploded")
+
+
+def test_the_name_that_is_empty_is_chosen(store: pmstore.Store, tmp_path: Path) -> None:
+    """It is a group, too, if names begin with "/"."""
+    npz_with(tmp_path / "x.npz", ["", "a"])
+    npz_with(tmp_path / "y.npz", ["/a", "/b/c", "b"])
+    assert pmstore.load_into(store, tmp_path / "x.npz", names={"": "x"}) == 1
+    assert pmstore.load_into(store, tmp_path / "y.npz", names={"": "y"}) == 2
+    assert list(store) == ["x", "y/a", "y/b/c"]
+    np.savez(tmp_path / "z.npz", a=np.arange(3))
+    refused(store, tmp_path / "z.npz", pmstore.UnknownNameError, "''", names={"": "x"})
 
 
 def test_the_place_of_a_tensor_that_is_not_read_counts(store: pmstore.Store, tmp_path: Path) -> None:

@@ -48,6 +48,15 @@ def refused(store: pmstore.Store, path: Path, error: Any, text: str | None, **op
     assert (list(store), seen(store)) == before and store.check().ok
 
 
+def npz_with(path: Path, names: list[str]) -> None:
+    """Names that `np.savez` does not take, too."""
+    with zipfile.ZipFile(path, "w") as archive:
+        for name in names:
+            content = io.BytesIO()
+            np.save(content, np.arange(3))
+            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), content.getvalue())
+
+
 # ---- other programs' files
 
 
@@ -310,14 +319,10 @@ def test_only_known_codecs_of_zarr_are_used(store: pmstore.Store, tmp_path: Path
 def test_names_that_other_formats_allow(
     store: pmstore.Store, tmp_path: Path, names: list[str], error: type[Exception], text: str
 ) -> None:
-    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
-        for name in ["first", *names]:
-            content = io.BytesIO()
-            np.save(content, np.arange(3))
-            archive.writestr(zipfile.ZipInfo(f"{name}.npy"), content.getvalue())
+    npz_with(tmp_path / "x.npz", ["first", *names])
     refused(store, tmp_path / "x.npz", error, text)
     new = {name: f"x{i}" for i, name in enumerate(["first", *names])}
-    if "a/b" not in names and all(names):
+    if "a/b" not in names:
         assert pmstore.load_into(store.group("renamed"), tmp_path / "x.npz", names=new) == len(new)
 
 

@@ -29,16 +29,16 @@ def new_target(target: str, *, directory: bool) -> Iterator[str]:
     try:
         yield temporary
         _sync(temporary)
-        if directory:
-            if os.path.lexists(target):
-                raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
-            os.rename(temporary, target)
-        else:
-            opening._rename(temporary, target, replace=False)
+        try:
+            if directory:
+                if os.path.lexists(target):
+                    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
+                os.rename(temporary, target)
+            else:
+                opening._rename(temporary, target, replace=False)
+        except FileExistsError:
+            raise StoreExistsError(errno.EEXIST, f"{target!r} exists: an export is a new file", target) from None
         opening._sync_directory(parent)
-    except FileExistsError:
-        _delete(temporary)
-        raise StoreExistsError(errno.EEXIST, f"{target!r} exists: an export is a new file", target) from None
     except BaseException:
         _delete(temporary)
         raise

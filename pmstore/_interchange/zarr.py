@@ -22,6 +22,7 @@ from pmstore._values.as_json import to_json
 __all__ = ["Zarr"]
 
 _CHUNK = 8 << 20  # bytes of a chunk, about
+_LONGEST = 255  # bytes of the name of a file
 _WRITTEN = "written"  # in the document of hints: the names of all arrays
 _DIMS = "_ARRAY_DIMENSIONS"  # where xarray keeps names of axes in version 2
 _FILL = "_FillValue"  # of CF: elements with this value are missing
@@ -51,14 +52,16 @@ class Zarr(Format):
             ) from error
 
     def check(self, described: Described) -> None:
-        if any(part.startswith("__") or part == "zarr.json" for part in described.name.split("/")):
-            raise ValueError(f"the name {described.name!r} has a meaning of its own in zarr: export to .npz keeps it")
+        _check_path(described.name, array=True)
         if described.dtype.kind in "mM" and np.datetime_data(described.dtype)[0] == "generic":
             raise TypeError(f"{described.name!r} has dtype {described.dtype} without a unit, which zarr lacks")
 
     def write(self, source: Source, path: str) -> None:
         zarr = importlib.import_module("zarr")
         attributes = {name: to_json(found) for name, found in source.attributes.items()}
+        for name in attributes:
+            if name not in source.values:
+                _check_path(name, array=False)
         root = zarr.create_group(path, zarr_format=3, overwrite=False)
         groups = {"": root}
         told = {}  # records come back as other structures
@@ -128,6 +131,15 @@ class Zarr(Format):
                 text = f"{path!r} lacks {name!r}, which was exported to it: names= chooses from what is there"
                 found.refused[name] = InterchangeError(text)
         yield found
+
+
+def _check_path(name: str, array: bool) -> None:
+    """Raise ValueError unless an array, or a group that has attributes, can have the name."""
+    parts = name.split("/")
+    if "zarr.json" in parts or (array and any(part.startswith("__") for part in parts)):
+        raise ValueError(f"the name {name!r} has a meaning of its own in zarr: export to .npz keeps it")
+    if max(len(os.fsencode(part)) for part in parts) > _LONGEST:
+        raise ValueError(f"{name!r} has a part of over {_LONGEST} bytes, too long for a file: export to .npz keeps it")
 
 
 def _written(document: Any) -> set[str]:

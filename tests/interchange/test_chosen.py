@@ -178,3 +178,37 @@ def test_types_that_zarr_lacks_are_found_before_anything_is_written(tmp_path: Pa
     with pytest.raises(TypeError, match="'b' has dtype"):
         pmstore.export(arrays, tmp_path / "x.zarr", progress=lambda done, _: told.append(done))
     assert not told and not os.listdir(tmp_path)
+
+
+def test_names_that_no_directory_of_zarr_has(store: pmstore.Store, tmp_path: Path) -> None:
+    """Also of groups that are made for their attributes only."""
+    zarr()
+    long = {"b" * 256, "é" * 128}
+    for name in ("zarr.json", *long):
+        for content in (np.arange(3), 5):
+            store[f"{name}/x"] = content
+            store.attrs(name)["title"] = "x"
+            with pytest.raises(ValueError, match="over 255 bytes" if name in long else "a meaning of its own") as told:
+                pmstore.export(store, tmp_path / "x.zarr")
+            assert name in str(told.value) and not os.path.exists(tmp_path / "x.zarr")
+            del store[f"{name}/x"]
+    store["g"] = {"a": 1}
+    store["b" * 255 + "/x"] = np.arange(3)
+    store["b" * 256] = 5  # a value is in the JSON
+    assert pmstore.export(store, tmp_path / "x.zarr") == pmstore.load_into(store.group("again"), tmp_path / "x.zarr")
+
+
+@pytest.mark.parametrize("end", ["npz", "zarr"])
+def test_another_file_that_exists_is_not_the_target(tmp_path: Path, end: str) -> None:
+    if end == "zarr":
+        zarr()
+    target = tmp_path / f"x.{end}"
+    for made in (tmp_path, target):
+
+        def progress(done: int, total: int, made: Path = made) -> None:
+            os.mkdir(made)
+
+        with pytest.raises(OSError) as told:
+            pmstore.export({"x": np.arange(3)}, target, progress=progress)
+        assert (type(told.value) is pmstore.StoreExistsError) == (made is target)
+        assert ("exists: an export is a new file" in str(told.value)) == (made is target)

@@ -34,6 +34,7 @@ from pmstore._errors import (
     OutOfMemoryError,
     StaleSnapshotError,
 )
+from pmstore._interrupts import later
 from pmstore._snapshot import newest
 from pmstore._store.opening import seconds
 from pmstore.archive._fsspec import go_on_at_exit
@@ -157,7 +158,8 @@ class Drain:
         self._trouble = trouble
         self._options = steps.options
         self._capturing = threading.Lock()  # around the capture and the flush
-        self._changed = threading.Condition()  # notified when any of what follows changes
+        self._guard = threading.RLock()  # of what follows; entered itself, as a handler can interrupt a Condition
+        self._changed = threading.Condition(self._guard)  # notified when any of it changes
         self._closing = self._captured_all = False
         self._wanted = -1  # a version that somebody waits for,
         self._asked = -1  # and one that somebody waits for in memory only
@@ -241,7 +243,7 @@ class Drain:
         """
         self._refuse_fork()
         limit = time.monotonic() + seconds(timeout)
-        with self._changed:
+        with self._guard:
             if sequence is None:
                 self._raise()
                 self._refuse_replaced()
@@ -255,7 +257,7 @@ class Drain:
                 if all(self._ended):
                     raise ArchiveUnavailableError(f"the drain is closed: {self._lacking(wanted)}")
                 self._ask(wanted)
-                self._changed.wait(min(left, _TURN))
+                self._sleep(min(left, _TURN))
         return done
 
     def capture(self, timeout: float = float("inf")) -> int:
@@ -286,7 +288,7 @@ class Drain:
         """
         self._refuse_fork()
         limit = time.monotonic() + seconds(timeout)
-        with self._changed:
+        with self._guard:
             wanted = self._newest()
             while self._captured_all or self._steps.captured < wanted:
                 self._raise()
@@ -298,8 +300,19 @@ class Drain:
                 if self._asked < wanted:
                     self._asked = wanted
                     self._changed.notify_all()
-                self._changed.wait(min(left, _TURN))
+                self._sleep(min(left, _TURN))
             return self._steps.captured
+
+    def _sleep(self, seconds: float) -> None:
+        """Wait for a change, with the guard, which an exception of a signal handler leaves held, too."""
+        try:
+            self._changed.wait(seconds)
+        except BaseException:
+            try:
+                self._changed.notify(0)
+            except RuntimeError:  # the exception came between the release of the guard and what takes it again
+                self._guard.acquire()
+            raise
 
     def _ask(self, wanted: int) -> None:
         """A version is wanted now."""
@@ -321,18 +334,19 @@ class Drain:
         if self._trouble.stop.is_set():  # an interrupt has ended it
             limit = 0.0
         try:
-            with self._changed:
+            with self._guard:
                 self._closing = True
                 self._changed.notify_all()
                 shown = _Shown(self._steps)
                 try:
                     while not all(self._ended) and (left := limit - time.monotonic()) > 0:
-                        self._changed.wait(min(left, _TURN))
+                        self._sleep(min(left, _TURN))
                         shown.update()
                 finally:
                     shown.end()
         finally:  # at an interrupt, too: nobody waits for the places any more, neither the store nor the end of Python
-            self._trouble.stop.set()
+            with later():  # an interrupt inside of an Event leaves its lock held
+                self._trouble.stop.set()
             _drains.discard(self)
             store = self._store()
             if store is not None and self in store._drains:
@@ -354,7 +368,7 @@ class Drain:
 
     def _newest(self) -> int:
         """The newest commit; of an ended drain and a store that is gone, as far as it knows."""
-        with self._changed:
+        with self._guard:
             steps, store = self._steps, self._store()
             if steps.fd >= 0:
                 return max(steps.captured, newest(steps.fd))
@@ -413,7 +427,7 @@ class Drain:
 
     def _end(self, number: int) -> None:
         """A thread has nothing more to do."""
-        with self._changed:
+        with self._guard:
             try:
                 if number == 0:
                     self._captured_all = True
@@ -469,9 +483,9 @@ class Drain:
                     self._tell()
             elif steps.crowded or (steps.encoded and not lingers):
                 self._flush()
-            with self._changed:
+            with self._guard:
                 if not self._closing and self._wanted < 0 and self._asked < 0:
-                    self._changed.wait(_SOON if now < found + 1 else _LATER)
+                    self._sleep(_SOON if now < found + 1 else _LATER)
 
     def _capture(self) -> bool | None:
         """Captures the newest commit. See `_tried`."""
@@ -508,17 +522,17 @@ class Drain:
         self._tell()
 
     def _tell(self) -> None:
-        with self._changed:
+        with self._guard:
             self._changed.notify_all()
 
     def _room(self) -> None:
         """A version that is larger than the queue waits for its place. Raises ArchiveUnavailableError."""
-        with self._changed:
+        with self._guard:
             self._changed.notify_all()
             while self._steps.crowded:
                 if self._ended[1] or self._trouble.stop.is_set():
                     raise ArchiveUnavailableError("a version is larger than the queue, and its place does not take it")
-                self._changed.wait(_TURN)
+                self._sleep(_TURN)
 
     def _bring_on(self, number: int) -> None:
         step = self._steps.write if number == 1 else functools.partial(self._steps.copy, number - 1)
@@ -534,8 +548,8 @@ class Drain:
                     return
                 self._pause()
             else:
-                with self._changed:
-                    self._changed.wait(_TURN)
+                with self._guard:
+                    self._sleep(_TURN)
 
     def _finish(self, number: int) -> bool:
         """The last steps of a place that is up to date."""

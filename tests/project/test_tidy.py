@@ -78,6 +78,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
         "_display",
         "_errors",
         "_interchange",
+        "_interrupts",
         "_locks",
         "_snapshot",
         "_store",

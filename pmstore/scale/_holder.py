@@ -24,7 +24,7 @@ from pmstore._resume.fingerprint import describe, describe_environment, hash_arr
 from pmstore.scale._local import Disk
 from pmstore.scale._messages import Array, Failure, Reply, Result, Tag, digest_of, in_words
 from pmstore.scale._shards import Shard, check_kind
-from pmstore.scale._travel import arrived
+from pmstore.scale._travel import aligned, arrived
 
 
 class Function(Protocol):
@@ -161,9 +161,9 @@ def loaded_again(i: int, shard: Shard, contents: str | None) -> Any:
 
 
 def read_only(data: Any) -> Any:
-    """The data, as arrays that can't be written to: a map must not change its shard."""
+    """The data, as aligned arrays that can't be written to: a map must not change its shard."""
     if isinstance(data, np.ndarray):
-        view = data.view()
+        view = aligned(data).view()
         view.flags.writeable = False
         return view
     if isinstance(data, Mapping):

@@ -10,8 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 T = TypeVar("T")
+Array = npt.NDArray[Any]
 
 
 def packed(value: Any, what: str) -> bytes:
@@ -60,9 +62,35 @@ def arrived(value: T, what: str, *, shares: bool) -> T:
 def _aligned(buffer: pickle.PickleBuffer) -> memoryview:
     """Its memory, which can't be written to."""
     one: object = memoryview(buffer).obj
-    if isinstance(one, np.ndarray) and not one.flags.aligned:
+    if isinstance(one, np.ndarray) and not _is_aligned(one):
         return memoryview(buffer.raw().tobytes())
     return buffer.raw().toreadonly()
+
+
+def aligned(array: Array) -> Array:
+    """The array, or a copy if it is not aligned: numpy adds other numbers in another order then, and the same array may
+    be aligned in one process and not in the next one. dask receives arrays at any address."""
+    if _is_aligned(array):
+        return array
+    if type(array) is np.memmap:
+        array = array.view(np.ndarray)  # the copy is not in the file
+    return np.array(array, order="K", subok=True)
+
+
+def _is_aligned(array: Array) -> bool:
+    """Whether numbers, and those fields of records that a copy could align, are at multiples of their alignment."""
+    if not array.flags.aligned or array.dtype.fields is None:
+        return array.flags.aligned
+    address = array.__array_interface__["data"][0]
+    sizes = [size for size in _alignments(array.dtype) if not any(stride % size for stride in array.strides)]
+    return not any(address % size for size in sizes)
+
+
+def _alignments(dtype: np.dtype[Any]) -> set[int]:
+    """The alignments of the fields of a record, and of the records in it."""
+    if dtype.base.fields is None:
+        return {dtype.base.alignment}
+    return set().union(*(_alignments(field[0]) for field in dtype.base.fields.values()))
 
 
 def _packed(value: Any, what: str, take: Callable[[pickle.PickleBuffer], Any] | None) -> bytes:

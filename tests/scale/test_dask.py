@@ -117,6 +117,18 @@ def test_chunks_with_gaps_are_the_same_wherever_they_are(client: Any) -> None:
         assert result(Walk(lazy.persist()).run(engine=client)) == expected
 
 
+def test_persisted_chunks_are_aligned_in_a_map(client: Any) -> None:
+    """dask receives them at odd addresses, where numpy adds in another order."""
+    import dask.array
+
+    class Sums(Walk):
+        def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator) -> Any:
+            return {"sums": np.full((3, 4), shard.sum()), "counts": np.ones(3)}
+
+    lazy = dask.array.from_array(rows(0, 70_000), chunks=(17_501, 4))
+    assert result(Sums(lazy.persist()).run(engine=client)) == result(Sums(lazy).run(engine=Serial()))
+
+
 def test_a_persisted_array_needs_its_cluster(client: Any) -> None:
     import dask.array
 

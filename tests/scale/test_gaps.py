@@ -95,6 +95,79 @@ def test_arrays_that_are_not_aligned_are_the_same_on_every_engine(tmp_path: Path
         assert Shards(shard).run(engine=Serial()).sum == Shards(shard).run(engine=1).sum
 
 
+class Fixed(Weighted):
+    """Weighted over given shards. prepare: from the shard to the array whose sum is taken."""
+
+    def __init__(self, *shards: Any, weights: Any = 1.0, prepare: Any = np.asarray) -> None:
+        super().__init__(weights)
+        self.shards, self._prepare = shards, prepare
+
+    def prepare(self, shard: Any) -> Any:
+        return self._prepare(shard)
+
+
+def unaligned(array: Any) -> Any:
+    """The array at an odd address, in its own order of memory."""
+    order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
+    return np.frombuffer(b"x" + array.tobytes(order), array.dtype, offset=1).reshape(array.shape, order=order)
+
+
+def test_shards_that_are_not_aligned_have_the_bits_of_those_that_are(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).normal(size=(40_000, 7))
+    file = tmp_path / "values.bin"
+    file.write_bytes(b"x" + values.tobytes())
+    mapped = np.memmap(file, "f8", "r", 1, values.shape)
+    loaded = pmstore.Shard(unaligned, values)
+    assert mapped.sum() == loaded().sum() != values.sum(), "the alignment makes no difference"
+    expected = Fixed(values).run(engine=Serial()).sum
+    for shard in (mapped, mapped[:], loaded, pmstore.Shard(unaligned, values.T)):
+        for engine in (Serial(), 1):
+            assert Fixed(shard).run(engine=engine).sum == expected
+    in_a_list = pmstore.Shard(lambda: [unaligned(values)])
+    assert Fixed(in_a_list, prepare=lambda shard: shard[0]).run(engine=Serial()).sum == expected
+
+
+def test_loaders_get_aligned_arguments() -> None:
+    """The contents of the shard follow from them."""
+    values = np.random.default_rng(0).normal(size=(40_000, 7))
+    shards = [pmstore.Shard(lambda given: given["x"] - given["x"].sum(), {"x": x}) for x in (values, unaligned(values))]
+    first, second = (Fixed(shard) for shard in shards)
+    assert first.run(engine=Serial()).sum == second.run(engine=Serial()).sum
+    assert first.described == second.described
+
+
+def test_records_that_are_not_aligned_have_the_bits_of_those_that_are() -> None:
+    """A record has the alignment 1, whichever its fields have."""
+    records = np.zeros(40_000, [("point", [("x", "f8"), ("y", "f8")])])
+    records["point"]["x"] = np.random.default_rng(0).normal(size=40_000)
+    sums = {
+        Fixed(shard, prepare=lambda shard: shard["point"]["x"]).run(engine=engine).sum
+        for shard in (records, unaligned(records), pmstore.Shard(unaligned, records))
+        for engine in (Serial(), 1)
+    }
+    assert len(sums) == 1
+
+
+def test_what_is_broadcast_is_aligned_on_every_engine() -> None:
+    """dask receives large arrays at any address."""
+
+    class Unaligned(Serial):
+        def submit(self, i: int, function: Any, shared: Mapping[str, Any], tag: Any) -> None:
+            super().submit(i, function, {name: unaligned(array) for name, array in shared.items()}, tag)
+
+    class Broadcast(Fixed):
+        def fields(self) -> list[pmstore.Field]:
+            return [*super().fields(), pmstore.Field("large", (40_000, 7))]
+
+        def start(self) -> None:
+            self.state.large = np.random.default_rng(0).normal(size=(40_000, 7))
+
+        def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
+            return {"sum": shared["large"].sum()}
+
+    assert Broadcast(np.ones(2)).run(engine=Unaligned()).sum == Broadcast(np.ones(2)).run(engine=Serial()).sum
+
+
 def test_serial_copies_attributes_and_shares_the_arrays_of_shards() -> None:
     found = []
 

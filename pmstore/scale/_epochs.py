@@ -32,6 +32,7 @@ from pmstore.scale._gather import _kinds, _layouts
 from pmstore.scale._holder import Function
 from pmstore.scale._messages import BEHIND, Array, Lost, Reply, Result, Tag, digest_of
 from pmstore.scale._shards import Shard
+from pmstore.scale._travel import aligned
 from pmstore.scale._tree import Tree
 
 LATE = 1.35
@@ -244,7 +245,8 @@ class Epochs:
             if self._tag.epoch >= 0:
                 self._usual[i].append(waited)
         before, self._missing = self._missing, self._missing - len(missing)
-        self._tree.put(reply.shard, reply.result, len(reply.shards))
+        result = {name: aligned(array) for name, array in reply.result.items()}
+        self._tree.put(reply.shard, result, len(reply.shards))
         if self._missing > len(self._shards) // 2:  # as if all workers together gave replies at this rate
             self._early = UNKNOWN * self._slowest * len(self._shards) / (len(self._shards) - self._missing) + 1
             self._next_late = min(self._next_late, self._early)

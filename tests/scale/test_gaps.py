@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -166,6 +167,26 @@ def test_what_is_broadcast_is_aligned_on_every_engine() -> None:
             return {"sum": shared["large"].sum()}
 
     assert Broadcast(np.ones(2)).run(engine=Unaligned()).sum == Broadcast(np.ones(2)).run(engine=Serial()).sum
+
+
+def test_results_are_aligned_with_every_engine() -> None:
+    """A fit in a task of dask receives large arrays at any address."""
+
+    class Unaligned(Serial):
+        def completed(self, timeout: float | None) -> Any:
+            replies = super().completed(timeout)
+            return [replace(one, result={name: unaligned(x) for name, x in one.result.items()}) for one in replies]
+
+    class Whole(Fixed):
+        def map(self, shard: Any, shared: dict[str, Any], rng: np.random.Generator) -> Mapping[str, Any]:
+            return {"shard": shard}
+
+        def combine(self, left: Any, right: Any) -> Any:
+            return {"sum": left["shard"].sum() + right["shard"].sum()}
+
+    values = np.random.default_rng(0).normal(size=(40_000, 7))
+    sums = [Whole(values, values).run(engine=engine).sum for engine in (Serial(), Unaligned())]
+    assert sums[0] == sums[1]
 
 
 def test_serial_copies_attributes_and_shares_the_arrays_of_shards() -> None:

@@ -196,10 +196,12 @@ def _type(dtype: np.dtype[Any]) -> Any:
 
 
 def _told(one: Described) -> np.dtype[Any]:
-    """Records, aligned and titled fields are not told."""
+    """Records, aligned and titled fields are not told, and of two integers of one size the usual is."""
     dtype = one.dtype
     if dtype.kind == "U":
         return np.dtype(f"S{dtype.itemsize}")
+    if dtype.kind in "iu":
+        return np.dtype(dtype.str)
     return dtype if dtype.names is None else np.dtype("V1")
 
 

@@ -166,6 +166,7 @@ def test_two_integers_of_one_size(tmp_path: Path, form: str, dtype: Any) -> None
         pmstore.export(first, tmp_path / "x", form)
         pmstore.load_into(second, tmp_path / "x", form)
         assert second["x"].tolist() == [0, 1, 2] and second["x"].dtype == np.dtype(dtype)
+        assert second["x"].dtype.char == np.dtype(dtype).char
 
 
 def test_groups_and_some_names(store: pmstore.Store, tmp_path: Path, form: str) -> None:

@@ -88,7 +88,7 @@ def _missing(store: Store, name: str) -> str:
 
 def import_(chosen: argparse.Namespace, failure: Failure) -> int:
     """Reads a file of another format into a store, in one commit, and prints how many names came."""
-    names = dict(_renamed(text) for text in chosen.name) if chosen.name else None
+    names = _renamed(chosen.name, failure) if chosen.name else None
     with _progress(chosen, chosen.path) as progress, _told(failure):
         if not os.path.lexists(chosen.path):
             raise failure("there is no such file")
@@ -144,9 +144,15 @@ def _destination(path: str) -> Iterator[Store]:
             raise
 
 
-def _renamed(text: str) -> tuple[str, str]:
-    old, _, new = text.partition("=")
-    return old, new or old
+def _renamed(texts: list[str], failure: Failure) -> dict[str, str]:
+    """The new name of each name in options."""
+    names: dict[str, str] = {}
+    for text in texts:
+        old, _, new = text.partition("=")
+        new = new or old
+        if names.setdefault(old, new) != new:
+            raise failure(f"--name gives {old!r} two names, {names[old]!r} and {new!r}")
+    return names
 
 
 @contextlib.contextmanager

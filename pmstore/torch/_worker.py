@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
+
+from pmstore._interrupts import later
 
 __all__ = ["Inline", "Worker"]
 
@@ -13,14 +16,16 @@ class Worker:
     """A thread of its own. It begins with the first job, and ends with `end`, or when nothing refers to it any more.
 
     Jobs that wait when Python ends are still done. There is never a second thread, and `end` waits for the one that
-    began, whatever a signal handler raises in the calls of this class.
+    began, whatever a signal handler raises in the calls of this class. The locks of Python's executor may stay held
+    after an interrupt. Therefore no handler runs in its calls, and the wait for a job is one call of C code.
     """
 
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, "pmstore-replica")
         self._has_begun = False
         self._failure: BaseException | None = None  # of the beginning
-        self._changed = threading.Condition()  # notified after each job
+        self._news = threading.Lock()  # released after each job, acquired before each look
+        self._news.acquire()
 
     def do(self, job: Callable[[], None]) -> None:
         """Do a job after all others. A job raises nothing."""
@@ -28,9 +33,10 @@ class Worker:
 
     def wait(self, until: Callable[[], bool] = lambda: False) -> None:
         """Wait until a condition holds after a job, or until all jobs are done."""
-        last = self._submit(lambda: None)  # behind all others
-        with self._changed:
-            self._changed.wait_for(lambda: until() or last.done())
+        done = list[bool]()
+        self._submit(lambda: done.append(True))  # behind all others
+        while not (until() or done):
+            self._news.acquire()
 
     def end(self, wait: bool = True) -> None:
         """Take no more jobs. wait: until all are done, and the thread is gone."""
@@ -53,16 +59,18 @@ class Worker:
         except BaseException as error:  # such as no memory for a thread
             self._failure = error
 
-    def _submit(self, job: Callable[[], None]) -> Future[None]:
-        if not self._has_begun:
-            self._begin()
-        future = self._executor.submit(job)
-        future.add_done_callback(self._notify)
-        return future
+    def _submit(self, job: Callable[[], None]) -> None:
+        with later():
+            if not self._has_begun:
+                self._begin()
+            self._executor.submit(self._run, job)
 
-    def _notify(self, _: Future[None]) -> None:
-        with self._changed:
-            self._changed.notify_all()
+    def _run(self, job: Callable[[], None]) -> None:
+        try:
+            job()
+        finally:
+            with contextlib.suppress(RuntimeError):  # nobody has looked since the job before
+                self._news.release()
 
 
 class Inline(Worker):

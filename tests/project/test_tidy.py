@@ -89,7 +89,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "cluster": {"_resume", "_values", "scale"},
     "decomposition": {"_resume", "scale"},
     "mixture": {"_resume", "cluster", "scale"},
-    "torch": {"_catalog", "_core", "_errors", "_resume", "_store", "_values", "archive"},
+    "torch": {"_catalog", "_core", "_errors", "_interrupts", "_resume", "_store", "_values", "archive"},
     "_watch": {"_catalog", "_display", "_errors", "_resume", "_store"},
     "testing": {"_catalog", "_core", "_display", "_errors", "_resume", "_store", "_trace", "_values", "scale"},
     "_doctor": {"_display"},

@@ -14,6 +14,8 @@ import pmstore
 from pmstore.torch import GradLog
 from pmstore.torch._replica_log import Done, ReplicaLog
 from pmstore.torch._worker import Worker
+from tests.store.test_transactions import in_thread
+from tests.support.interrupting import interrupted_at
 from tests.torch.test_gradlog import backward, linear
 from tests.torch.test_replica import check_bits
 
@@ -75,6 +77,27 @@ def test_an_interrupted_worker_is_ended_with_its_thread(interrupted: None) -> No
         assert not threads()
     finally:
         gate.set()
+
+
+def test_an_interrupt_anywhere_leaves_a_worker_that_goes_on() -> None:
+    moment, goes_on = 0, True
+    while goes_on:
+        worker, done = Worker(), list[str]()
+
+        def work(worker: Worker = worker, done: list[str] = done) -> None:
+            for name in ("first", "second"):
+                worker.do(lambda name=name: done.append(name))  # type: ignore[misc]
+                worker.wait()
+
+        goes_on = interrupted_at(moment := moment + 1, work)
+        worker.do(lambda done=done: done.append("last"))  # type: ignore[misc]
+        waiting, out = in_thread(worker.wait)
+        waiting.join(20)
+        assert out == [None], "it hangs"
+        assert done in (["last"], ["first", "last"], ["first", "second", "last"])
+        worker.end()
+        assert not threads()
+    assert moment > 50
 
 
 def test_I40_iterations_that_the_store_has_are_not_committed_again(

@@ -201,7 +201,7 @@ def _told(one: Described) -> np.dtype[Any]:
     if dtype.kind == "U":
         return np.dtype(f"S{dtype.itemsize}")
     if dtype.kind in "iu":
-        return np.dtype(dtype.str)
+        dtype = np.dtype(dtype.str)
     return dtype if dtype.names is None else np.dtype("V1")
 
 

@@ -23,7 +23,6 @@ class Worker:
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, "pmstore-replica")
         self._has_begun = False
-        self._failure: BaseException | None = None  # of the beginning
         self._news = threading.Lock()  # released after each job, acquired before each look
         self._news.acquire()
 
@@ -42,27 +41,11 @@ class Worker:
         """Take no more jobs. wait: until all are done, and the thread is gone."""
         self._executor.shutdown(wait)
 
-    def _begin(self) -> None:
-        """Let another thread give the first job. The executor starts its thread there, where no signal handler raises
-        between the start and the note of it. After an interrupt in here, the next call does the same again."""
-        starter = threading.Thread(target=self._start)
-        starter.start()
-        starter.join()
-        if not self._has_begun:
-            assert self._failure is not None
-            raise self._failure
-
-    def _start(self) -> None:
-        try:
-            self._executor.submit(int)
-            self._has_begun = True
-        except BaseException as error:  # such as no memory for a thread
-            self._failure = error
-
     def _submit(self, job: Callable[[], None]) -> None:
         with later():
             if not self._has_begun:
-                self._begin()
+                self._executor.submit(int)  # it stays in the queue if there is no memory for a thread
+                self._has_begun = True
             self._executor.submit(self._run, job)
 
     def _run(self, job: Callable[[], None]) -> None:

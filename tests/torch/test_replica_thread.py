@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -32,12 +33,12 @@ def assert_set(gate: threading.Event) -> None:
 def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     """Ctrl-C reaches the main thread once, while it waits for a thread that it has started."""
     start = threading.Thread.start
-    signals = [KeyboardInterrupt]
+    signals = [signal.SIGINT]
 
     def interrupted_start(self: threading.Thread) -> None:
         start(self)
         if threading.current_thread() is threading.main_thread() and signals:
-            raise signals.pop()
+            signal.raise_signal(signals.pop())
 
     monkeypatch.setattr(threading.Thread, "start", interrupted_start)
 

@@ -73,7 +73,7 @@ class Hdf5(Format):
                 found.values, found.attributes = documents[VALUES], documents[ATTRIBUTES]
                 found.hints = Hints.read(documents[HINTS])
                 found.attributes[""] = _attributes(h5py, file, "", found)
-                _look(h5py, path, file, "", found, {}, set(documents))
+                _look(h5py, path, file, "", found, {}, {}, set(documents))
             yield found
 
 
@@ -298,9 +298,19 @@ def _shown(name: str | bytes) -> str:
     return name.decode(errors="backslashreplace") if isinstance(name, bytes) else name
 
 
-def _look(h5py: Any, path: str, group: Any, prefix: str, found: Found, seen: dict[Any, str], hidden: set[str]) -> None:
+def _look(
+    h5py: Any,
+    path: str,
+    group: Any,
+    prefix: str,
+    found: Found,
+    seen: dict[Any, str],
+    lengths: dict[Any, int],
+    hidden: set[str],
+) -> None:
     """Links to other files are not followed: a file must not read others. seen: groups, by their first name. Another
-    name of one is not followed either: groups with two names each, 40 levels deep, would have 2^40 names."""
+    name of one is not followed either: groups with two names each, 40 levels deep, would have 2^40 names. lengths: of
+    netCDF's unlimited axes, by their scale."""
     seen[_address(h5py, group)] = prefix
     for part in group:
         name = prefix + _shown(part)
@@ -319,15 +329,15 @@ def _look(h5py: Any, path: str, group: Any, prefix: str, found: Found, seen: dic
                 found.left_out.append((name, f"{name!r} is another name of the group {first[:-1]!r}"))
                 continue
             found.attributes[name] = _attributes(h5py, member, name, found)
-            _look(h5py, path, member, f"{name}/", found, seen, hidden)
+            _look(h5py, path, member, f"{name}/", found, seen, lengths, hidden)
         elif isinstance(member, h5py.Dataset):
             with found.member(path, name):
-                _dataset(h5py, path, member, name, found)
+                _dataset(h5py, path, member, name, found, lengths)
         else:
             found.left_out.append((name, f"{name!r} is a named type"))
 
 
-def _dataset(h5py: Any, path: str, member: Any, name: str, found: Found) -> None:
+def _dataset(h5py: Any, path: str, member: Any, name: str, found: Found, lengths: dict[Any, int]) -> None:
     if member.shape is None:
         found.left_out.append((name, f"{name!r} is a dataset without a shape"))
         return
@@ -337,11 +347,13 @@ def _dataset(h5py: Any, path: str, member: Any, name: str, found: Found) -> None
         raise Unsupported(f"{name!r} has its contents in other files, which are not read")
     text = h5py.check_string_dtype(member.dtype)
     found.attributes[name] = _attributes(h5py, member, name, found)
+    is_netcdf = not _OF_NETCDF.isdisjoint(found.attributes[""])
+    shape = _shape_in_netcdf(h5py, member, lengths) if is_netcdf else member.shape
     if text is not None and text.length is None:
         if not member.ndim:
             found.values[name] = member.asstr()[()]
         else:
-            found.arrays.append(as_text(path, name, member.shape, lambda: member.asstr()[...]))
+            found.arrays.append(as_text(path, name, shape, lambda: _filled(member.asstr()[...], shape, "")))
         return
     base, inner = member.dtype.subdtype or (member.dtype, ())  # each element may be an array
     dtype = _plain(h5py, base, name)
@@ -361,32 +373,63 @@ def _dataset(h5py: Any, path: str, member: Any, name: str, found: Found) -> None
             if not member.ndim:
                 yield _elements(np.asarray(member[()]), dtype)
                 return
-            plain = dtype.kind in _SCALARS and member.dtype == dtype
+            plain = dtype.kind in _SCALARS and member.dtype == dtype and member.shape == shape
             buffer = np.empty(0, dtype)
-            for place in _places(member):
+            for place in _places(member, shape):
+                sizes = [part.stop - part.start for part in place]
                 if not plain:
-                    yield _elements(member[place], dtype)
+                    yield _elements(_filled(member[place], (*sizes, *inner), member.fillvalue), dtype)
                     continue
-                shape = [part.stop - part.start for part in place]
-                if buffer.size < math.prod(shape):
-                    buffer = np.empty(math.prod(shape), dtype)
-                block = buffer[: math.prod(shape)].reshape(shape)
+                if buffer.size < math.prod(sizes):
+                    buffer = np.empty(math.prod(sizes), dtype)
+                block = buffer[: math.prod(sizes)].reshape(sizes)
                 member.read_direct(block, place)
                 yield block
 
-    found.arrays.append(Stored(name, (*member.shape, *inner), dtype, "C", pieces))
+    found.arrays.append(Stored(name, (*shape, *inner), dtype, "C", pieces))
 
 
-def _places(member: Any) -> Iterator[Place]:
-    """The places of the blocks in which a dataset is read."""
-    return places(member.shape, member.dtype.itemsize, PIECE, member.chunks or ())
+def _shape_in_netcdf(h5py: Any, member: Any, lengths: dict[Any, int]) -> tuple[int, ...]:
+    """The shape of a dataset as a variable of netCDF: an unlimited axis is as long as in the longest variable."""
+    shape: tuple[int, ...] = member.shape
+    if None not in member.maxshape:
+        return shape
+    try:
+        is_scale = _is_scale(h5py, member) and member.ndim == 1
+        scales = [member] if is_scale else [member.file[one[0]] for one in member.attrs[_SCALES]]
+        for scale in scales:
+            if (place := _address(h5py, scale)) not in lengths:
+                users = [(member.file[one], axis) for one, axis in scale.attrs["REFERENCE_LIST"]]
+                lengths[place] = max(scale.shape[0], *(one.shape[axis] for one, axis in users))
+        found = [lengths[_address(h5py, scale)] for scale in scales]
+        return tuple(
+            n if most is not None else max(n, whole)
+            for n, most, whole in zip(shape, member.maxshape, found, strict=True)
+        )
+    except (AttributeError, IndexError, KeyError, OSError, RuntimeError, TypeError, ValueError):  # no scales
+        return shape
+
+
+def _filled(block: Any, shape: tuple[int, ...], value: Any) -> Any:
+    """A block with the value behind its elements, up to the shape."""
+    if block.shape == shape:
+        return block
+    whole = np.full(shape, value, block.dtype)
+    whole[tuple(slice(0, n) for n in block.shape)] = block
+    return whole
+
+
+def _places(member: Any, shape: tuple[int, ...]) -> Iterator[Place]:
+    """The places of the blocks in which a dataset is read. Those of an axis that netCDF takes for longer end behind
+    it."""
+    return places(shape, member.dtype.itemsize, PIECE, member.chunks or ())
 
 
 def _longest(member: Any) -> int:
     """The characters of the longest text in a dataset of UTF-8."""
     if not member.ndim:
         return len(member[()].decode())
-    parts = (member[place] for place in _places(member))
+    parts = (member[place] for place in _places(member, member.shape))
     return max((int(np.char.str_len(np.char.decode(part, "utf-8")).max()) for part in parts if part.size), default=0)
 
 

@@ -106,3 +106,31 @@ def test_attributes_of_netcdf(store: pmstore.Store, tmp_path: Path) -> None:
     with pmstore.open(":memory:") as again:
         pmstore.load_into(again, tmp_path / "again.h5")
         assert again.attrs("t")["mine"].shape == (1,) and type(again.attrs("t")["kept"]) is np.bytes_
+
+
+def test_unlimited_axes_of_netcdf(store: pmstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They have the length of the longest variable, and the others are filled up to it."""
+    monkeypatch.setattr("pmstore._interchange.hdf5.PIECE", 16)
+    with h5py.File(tmp_path / "x.nc", "w") as file:
+        file.attrs["_NCProperties"] = np.bytes_("version=2,netcdf=4.9.2,hdf5=1.14.3")
+        texts = h5py.string_dtype()
+        for name, data, axes in (
+            ("a", np.arange(9, dtype="f4"), (None,)),
+            ("b", np.arange(2), (None,)),
+            ("c", np.ones((2, 1)), (2, None)),
+            ("d", np.zeros((0, 2), "i2"), (None, 2)),
+            ("s", np.array(["x"], texts), (None,)),
+            ("alone", np.arange(3), (None,)),
+        ):
+            fill = None if data.dtype == object else -5
+            file.create_dataset(name, data=data, maxshape=axes, chunks=(2,) * data.ndim, fillvalue=fill)
+        for name, length, most in (("t", 0, None), ("x", 2, 2)):
+            file.create_dataset(name, (length,), "f4", maxshape=(most,))
+            file[name].make_scale(f"This is a netCDF dimension but not a netCDF variable.{length:10}")
+        for name, scales in (("a", "t"), ("b", "t"), ("c", "xt"), ("d", "tx"), ("s", "t")):
+            for axis, scale in enumerate(scales):
+                file[name].dims[axis].attach_scale(file[scale])
+    assert pmstore.load_into(store, tmp_path / "x.nc") == 6
+    assert store["a"].tolist() == list(range(9)) and store["b"].tolist() == [0, 1] + [-5] * 7
+    assert store["c"].tolist() == [[1.0] + [-5.0] * 8] * 2 and store["d"].tolist() == [[-5, -5]] * 9
+    assert store["s"].tolist() == ["x"] + [""] * 8 and store["alone"].tolist() == [0, 1, 2]

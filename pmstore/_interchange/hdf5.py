@@ -345,7 +345,10 @@ def _dataset(h5py: Any, path: str, member: Any, name: str, found: Found, lengths
         return  # netCDF's way to keep the length of an axis without coordinates
     if member.is_virtual or member.external:
         raise Unsupported(f"{name!r} has its contents in other files, which are not read")
-    text = h5py.check_string_dtype(member.dtype)
+    try:
+        text = h5py.check_string_dtype(member.dtype)
+    except TypeError as error:
+        raise Unsupported(f"{name!r} holds elements of a type of HDF5 that numpy lacks: {error}") from error
     found.attributes[name] = _attributes(h5py, member, name, found)
     is_netcdf = not _OF_NETCDF.isdisjoint(found.attributes[""])
     shape = _shape_in_netcdf(h5py, member, lengths) if is_netcdf else member.shape

@@ -48,6 +48,19 @@ def test_errors_of_the_system_name_the_file(
         assert capsys.readouterr().err == f"pmstore: {path}: Is a directory\n"
 
 
+@pytest.mark.parametrize("kind", ["a time", "three bytes"])
+def test_types_of_hdf5_that_numpy_lacks(store: pmstore.Store, tmp_path: Path, kind: str) -> None:
+    library = h5py()
+    made = library.h5t.UNIX_D32LE.copy() if kind == "a time" else library.h5t.STD_I32LE.copy()
+    if kind == "three bytes":
+        made.set_size(3)
+    with library.File(tmp_path / "x.h5", "w") as file:
+        library.h5d.create(file.id, b"x", made, library.h5s.create_simple((2,)))
+        file["y"] = np.arange(3)
+    refused(store, tmp_path / "x.h5", TypeError, "^'x' holds elements of a type of HDF5 that numpy lacks: ")
+    assert pmstore.load_into(store, tmp_path / "x.h5", names=["y"]) == 1
+
+
 @pytest.mark.parametrize("how", ["external storage", "external link", "soft link", "virtual", "group", "many"])
 @pytest.mark.parametrize("document", ["__values__", "__attributes__", "__pmstore__"])
 def test_documents_of_hdf5_are_in_the_file(store: pmstore.Store, tmp_path: Path, how: str, document: str) -> None:

@@ -319,12 +319,17 @@ def _hint(value: Any) -> str:
         return f"{text}: store np.datetime64(value), or the datetime.datetime that it is made from"
     if isinstance(value, (datetime.date, datetime.time, datetime.timedelta)):
         return f"{text}: store the value of datetime's own class that it is made from"
+    package = kind.__module__.partition(".")[0]
+    if package == "pyarrow" and hasattr(value, "__array__") and not hasattr(value, "schema"):
+        return f"{text}: store pyarrow.table({{'x': value}}), or np.asarray(value) if it has numbers"
+    if package == "xarray" and hasattr(kind, "values"):  # `value.values` would read contents
+        return f"{text}: store {'value[name].values of each variable' if callable(kind.values) else 'value.values'}"
     if hasattr(value, "__arrow_c_stream__"):
         return f"{text}: store pyarrow.table(value), or polars.DataFrame(value)"
     dtype = getattr(value, "dtype", None)
     if hasattr(value, "__array__") and (dtype is None or (isinstance(dtype, np.dtype) and not dtype.hasobject)):
         return f"{text}: store np.asarray(value)"
-    if kind.__module__.partition(".")[0] == "pandas" and hasattr(value, "to_frame"):
+    if package == "pandas" and hasattr(value, "to_frame"):
         return f"{text}: store a DataFrame or a Series, as of value.to_frame(), or value.tolist()"
     return (
         f"{text}: values are numpy arrays, scalars and generators, int, float, complex, bool, None, str, bytes, dates "

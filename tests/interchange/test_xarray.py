@@ -66,6 +66,18 @@ def test_variables_axes_and_attributes(dataset: Any, path: Path) -> None:
         xarray.open_dataset(path.with_name("none.pm"), engine=BACKEND)
 
 
+def test_what_xarray_has_is_refused_with_a_hint(dataset: Any, store: pmstore.Store) -> None:
+    for value in (dataset, xarray.DataTree(dataset)) if hasattr(xarray, "DataTree") else (dataset,):
+        with pytest.raises(TypeError, match=r"store value\[name\].values of each variable"):
+            store["x"] = value
+        store["x"] = value["x"].values
+    for value in (dataset.t, dataset.t.variable):
+        with pytest.raises(TypeError, match="store value.values$"):
+            store["x"] = value
+        assert not dataset.t.variable._in_memory  # a hint reads no contents
+    store["x"] = dataset.t.values
+
+
 def test_axes_without_a_name_have_one_of_their_own(tmp_path: Path) -> None:
     with pmstore.open(tmp_path / "run.pm") as store:
         store.update({"x": np.zeros((5, 3)), "x_0": 1.5, "x_0_": np.ones(5), "y": np.zeros((4, 2)), "z": np.zeros(7)})

@@ -171,6 +171,12 @@ def test_what_speaks_arrow_is_refused_with_a_hint(store: Any) -> None:
         store["b"] = batch
     store["b"] = arrow.table(batch)
     assert store["b"].to_pydict() == {"a": [1, 2]}
+    for values in ([1, 2], ["a", None], [[1], [2, 3]]):
+        for array in (arrow.array(values), arrow.chunked_array([values])):
+            with pytest.raises(TypeError, match=r"store pyarrow.table\(\{'x': value\}\), or np.asarray\(value\) if it"):
+                store["c"] = array
+            store["c"] = arrow.table({"x": array})
+            assert store["c"].to_pydict() == {"x": values}
 
 
 @pytest.mark.parametrize("package", ["polars", "pyarrow"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import math
+import re
 import struct
 import zipfile
 from collections.abc import Iterator
@@ -28,6 +29,7 @@ _ENTRY, _CENTRAL = b"PK\x01\x02", struct.Struct("<4s24x3H12x")  # the lengths of
 _LAST, _END = b"PK\x05\x06", struct.Struct("<4s6xHL4xH")  # entries, bytes of the directory, length of the comment
 _LAST64, _END64 = b"PK\x06\x06", struct.Struct("<4sQ20xQQ8x")  # length of what follows, entries, bytes
 _LOCATOR = 20  # bytes between the last two
+_LONG = re.compile(r"(?<=[(, ])(\d+)L(?=[,)])")
 _UTF8 = 0x800  # the flag of names in UTF-8
 
 
@@ -158,6 +160,13 @@ def _described(path: str, archive: zipfile.ZipFile, member: zipfile.ZipInfo, nam
     return Stored(name, shape, dtype, order, pieces)
 
 
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except SyntaxError:  # Python 2 of Windows wrote lengths as 2L
+        return ast.literal_eval(_LONG.sub(r"\1", text))
+
+
 def _head(file: Any, name: str) -> tuple[np.dtype[Any], tuple[int, ...], str, int]:
     """dtype, shape, order, and where the elements begin. numpy's own function would read pickles, too, if asked."""
     magic = file.read(8)
@@ -167,7 +176,7 @@ def _head(file: Any, name: str) -> tuple[np.dtype[Any], tuple[int, ...], str, in
     require(length <= _HEAD, "its head is too long")
     text = file.read(length).decode("utf-8" if magic[6] == 3 else "latin1")
     try:
-        head = ast.literal_eval(text.strip())
+        head = _literal(text.strip())
     except (MemoryError, RecursionError):  # it is nested more deeply than the parser can follow
         head = None
     require(isinstance(head, dict) and head.keys() == {"descr", "fortran_order", "shape"}, "its head is damaged")

@@ -178,3 +178,22 @@ def test_a_file_that_goes_on_behind_its_directory(store: pmstore.Store, tmp_path
     with (tmp_path / "x.npz").open("ab") as file:
         file.write(b"more")
     refused(store, tmp_path / "x.npz", pmstore.InterchangeError, "it does not end with its directory")
+
+
+def test_files_of_python_2(store: pmstore.Store, tmp_path: Path) -> None:
+    """Lengths end in L if it ran on Windows. np.load reads these, too."""
+    record = np.dtype([("a 1L", "i4", (2,))])
+    members = {
+        "x": (np.arange(6).reshape(2, 3), "'<i8'", "(2L, 3L)"),
+        "one": (np.arange(4.0), "'<f8'", "(4L,)"),
+        "records": (np.array([([1, 2],), ([3, 4],)], record), "[('a 1L', '<i4', (2L,))]", "(2L,)"),
+    }
+    with zipfile.ZipFile(tmp_path / "x.npz", "w") as archive:
+        for name, (array, descr, shape) in members.items():
+            head = f"{{'descr': {descr}, 'fortran_order': False, 'shape': {shape}, }}".ljust(117) + "\n"
+            archive.writestr(f"{name}.npy", b"\x93NUMPY\1\0\x76\0" + head.encode() + array.tobytes())
+    with pytest.warns(UserWarning, match="Python 2"), np.load(tmp_path / "x.npz") as library:
+        assert np.array_equal(library["x"], members["x"][0])
+    assert pmstore.load_into(store, tmp_path / "x.npz") == 3
+    for name, (array, *_) in members.items():
+        assert store[name].dtype == array.dtype and np.array_equal(store[name], array)

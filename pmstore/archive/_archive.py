@@ -402,13 +402,13 @@ class Archive(Mapping[int, Version]):
         """Make a store that continues from a version with an archive of its own.
 
         The drain of the new store needs another place. The new archive also lists the versions of this archive up to
-        the fork. In this archive, the version gets a tag, ``fork-`` and its number, so that it stays.
-
-        Parameters, return value and errors as of `restore`.
+        the fork. In the archive that has the version, it gets a tag, ``fork-`` and its number, so that it stays.
+        Parameters, return value and errors are those of `restore`.
         """
         version, target = _number(version), path_of(path)
         _refuse_taken(target)
-        self.tag(f"fork-{version}", version)
+        self.refresh()
+        self._find(version)[0].tag(f"fork-{version}", version)
         self._restored(version, target, progress, fork=True)
         return version
 

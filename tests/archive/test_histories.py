@@ -460,6 +460,20 @@ def test_a_fork_whose_parent_lost_the_version(tmp_path: Path) -> None:
         store.drain(branch)
 
 
+def test_a_fork_of_a_version_that_only_the_parent_has(tmp_path: Path) -> None:
+    trunk, branch, twig = tmp_path / "trunk", tmp_path / "branch", tmp_path / "twig"
+    commits(tmp_path / "store.pm", 0, 4, trunk)
+    archive.open(trunk).fork(3, tmp_path / "fork.pm")
+    commits(tmp_path / "fork.pm", 10, 2, branch)
+    found = archive.open(branch)
+    assert found.fork(2, tmp_path / "again.pm") == 2
+    assert found.tags == {} and archive.open(trunk).tags == {"fork-2": 2, "fork-3": 3}
+    commits(tmp_path / "again.pm", 20, 2, twig)
+    again = archive.open(twig)
+    assert again.parent == (str(trunk), 2)
+    assert [again[version]["x"][0] for version in again] == [0, 1, 20, 21]
+
+
 def test_a_path_that_is_taken_leaves_no_tag(tmp_path: Path) -> None:
     commits(tmp_path / "store.pm", 0, 2, tmp_path / "archive")
     found = archive.open(tmp_path / "archive")

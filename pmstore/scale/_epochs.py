@@ -245,8 +245,8 @@ class Epochs:
             if self._tag.epoch >= 0:
                 self._usual[i].append(waited)
         before, self._missing = self._missing, self._missing - len(missing)
-        result = {name: aligned(array) for name, array in reply.result.items()}
-        self._tree.put(reply.shard, result, len(reply.shards))
+        reply.result.update({name: aligned(array) for name, array in reply.result.items()})
+        self._tree.put(reply.shard, reply.result, len(reply.shards))
         if self._missing > len(self._shards) // 2:  # as if all workers together gave replies at this rate
             self._early = UNKNOWN * self._slowest * len(self._shards) / (len(self._shards) - self._missing) + 1
             self._next_late = min(self._next_late, self._early)

@@ -311,6 +311,6 @@ class _Actor:
                 try:
                     reply = self._holder.answer(i, self._shards[i], self._function[1], shared, Tag(*tag))
                     gathering.put(reply, self._function[1], shared)
-                except SystemExit as error:  # dask would end the worker, and the next ones that get the question
+                except BaseException as error:  # dask would end the worker, and the next ones that get the question
                     lost.append(Lost(i, Tag(*tag), self._name, f"the map raised {error!r}"))
             return [*gathering.take(), *lost]

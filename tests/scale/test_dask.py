@@ -278,11 +278,22 @@ def test_an_algorithm_that_can_not_be_read_on_a_worker(client: Any) -> None:
         Walk(several(2), Unreadable()).run(engine=client)
 
 
-@pytest.mark.parametrize(("how", "reason"), [("kill", ""), ("exit", r".*the map raised SystemExit\(3\)")])
-def test_a_map_that_ends_its_worker(how: str, reason: str, client: Any) -> None:
+LOST = "shard 1 of 2.*was lost 5 times, the last time on dask work"
+
+
+def test_a_map_that_ends_its_worker(client: Any) -> None:
     shards = several(2)
-    with pytest.raises(pmstore.ShardError, match=f"shard 1 of 2.*was lost 5 times, the last time on dask work{reason}"):
+    with pytest.raises(pmstore.ShardError, match=LOST):
+        Walk(shards, Always("kill", shards[1])).run(engine=client)
+
+
+@pytest.mark.parametrize(("how", "text"), [("exit", r"SystemExit\(3\)"), ("interrupt", r"KeyboardInterrupt\(\)")])
+def test_a_map_that_raises_what_would_end_its_worker(how: str, text: str, client: Any) -> None:
+    workers = client.run(os.getpid)
+    shards = several(2)
+    with pytest.raises(pmstore.ShardError, match=f"{LOST}.*the map raised {text}"):
         Walk(shards, Always(how, shards[1])).run(engine=client)
+    assert client.run(os.getpid) == workers
 
 
 def test_what_can_not_travel_is_refused(client: Any) -> None:

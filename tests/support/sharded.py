@@ -123,6 +123,8 @@ class Always:
             raise SilentError
         if self.what == "exit":
             raise SystemExit(3)
+        if self.what == "interrupt":
+            raise KeyboardInterrupt
         os.kill(os.getpid(), signal.SIGKILL)
 
 

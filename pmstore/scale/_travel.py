@@ -96,13 +96,29 @@ def _alignments(dtype: np.dtype[Any]) -> set[int]:
 def _packed(value: Any, what: str, take: Callable[[pickle.PickleBuffer], Any] | None) -> bytes:
     library = _library()
     with _in_words(what):
-        data: bytes = library.dumps(value, protocol=5, buffer_callback=take)
-    if library is pickle and b"__main__" in data:
+        if library is not pickle:
+            data: bytes = library.dumps(value, protocol=5, buffer_callback=take)
+            return data
+        file = io.BytesIO()
+        pickler = _Pickler(file, 5, buffer_callback=take)
+        pickler.dump(value)
+    if pickler.needs_program:
         raise TypeError(
             f"{what} can't be sent to workers, as a part of it is defined in the program that was started or in a "
             "notebook: put that into a module of its own, or pip install cloudpickle"
         )
-    return data
+    return file.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    """Notes whether a value needs classes or functions of the program: those of a worker are others."""
+
+    needs_program = False
+
+    def reducer_override(self, one: Any) -> Any:
+        if isinstance(one, type | types.FunctionType) and one.__module__ == "__main__":
+            self.needs_program = True
+        return NotImplemented
 
 
 def _library() -> Any:

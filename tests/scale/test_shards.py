@@ -314,3 +314,35 @@ def test_nulls_of_a_parquet_column_with_a_dictionary(tmp_path: Path) -> None:
     )
     (shard,) = shards_of([tmp_path / "x.parquet"])
     assert shard().tolist() == [["a", 1.0], [None, 2.0], ["b", 3.0]]
+
+
+class Loader:
+    """A loader, and data that one could return."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        return ROWS
+
+
+def load(*arguments: Any) -> Any:
+    return ROWS
+
+
+@pytest.mark.parametrize("shard", [Shard(load), Shard(Loader()), Shard(np.asarray, [{"x": Loader}])])
+def test_without_cloudpickle_parts_of_the_program_are_refused(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    for one in (load, Loader):
+        monkeypatch.setattr(one, "__module__", "__main__")
+        monkeypatch.setattr(sys.modules["__main__"], one.__name__, one, raising=False)
+    with pytest.raises(TypeError, match="a part of it is defined in the program .* pip install cloudpickle"):
+        KMeans(3, engine=1).fit([shard])
+
+
+def test_without_cloudpickle_data_may_have_the_name_of_the_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    folder = tmp_path / "__main__"
+    folder.mkdir()
+    np.save(folder / "rows.npy", ROWS)
+    fitted = KMeans(3, random_state=0, engine=1).fit([folder / "rows.npy", Shard(np.load, f"{folder}/rows.npy")])
+    assert fitted.n_features_in_ == 3

@@ -24,6 +24,7 @@ from numbers import Integral
 from typing import Any
 
 from pmstore._errors import WorkersLostError
+from pmstore._interrupts import later
 from pmstore.scale._engine import Engine
 from pmstore.scale._frames import Incoming, send
 from pmstore.scale._holder import Function
@@ -176,9 +177,9 @@ class _Place:
         self.name = f"worker {self._number}" + (f", process {self._generation + 1}" if self._generation else "")
         self.connection, theirs = socket.socketpair()
         self._opened.enter_context(self.connection)
-        with theirs:
+        with later(), theirs:  # an interrupt in Popen would leave a process that nobody waits for
             self._process = self._start(self.name, theirs)
-        self._opened.callback(_kill, self._process)
+            self._opened.callback(_kill, self._process)
         self.name += f" (pid {self._process.pid})"
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._opened.callback(self._outbox.put, None)
@@ -260,7 +261,7 @@ class _Place:
         return [Lost(*question, name, f"the process ended with {status}") for question in had]
 
     def end(self) -> None:
-        """Kill the process, if there is one. One that `begin` could not note ends when its connection is closed."""
+        """Kill the process, if there is one."""
         self._opened.close()
 
 

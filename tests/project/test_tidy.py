@@ -85,7 +85,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
         "_values",
         "codecs",
     },
-    "scale": {"_errors", "_resume", "_store", "_values", "archive"},
+    "scale": {"_errors", "_interrupts", "_resume", "_store", "_values", "archive"},
     "cluster": {"_resume", "_values", "scale"},
     "decomposition": {"_resume", "scale"},
     "mixture": {"_resume", "cluster", "scale"},

@@ -1,8 +1,9 @@
-"""Interrupts while an engine ends its workers."""
+"""Interrupts while an engine begins or ends its workers."""
 
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -34,3 +35,20 @@ def test_an_interrupt_while_workers_end_leaves_none(monkeypatch: pytest.MonkeyPa
     assert open_things() == before
     assert result(Walk(several()).run(engine=engine)) == undisturbed
     assert open_things() == before
+
+
+def test_an_interrupt_while_a_worker_begins_leaves_none(monkeypatch: pytest.MonkeyPatch, undisturbed: bytes) -> None:
+    Walk(several(1)).run(engine=1)  # the first fork starts a process that stays
+    popen, signals, before = _processes.subprocess.Popen, [signal.SIGINT], open_things()
+
+    def interrupted_popen(*arguments: Any, **options: Any) -> Any:
+        process = popen(*arguments, **options)
+        if signals:
+            signal.raise_signal(signals.pop())
+        return process
+
+    monkeypatch.setattr(_processes.subprocess, "Popen", interrupted_popen)
+    with pytest.raises(KeyboardInterrupt):
+        Walk(several()).run(engine=2)
+    assert open_things() == before
+    assert result(Walk(several()).run(engine=2)) == undisturbed

@@ -164,7 +164,7 @@ def test_the_table_names_tests_that_exist() -> None:
     assert not {Path(name.partition("::")[0]).stem for name in cover.names} & reach.LEFT_OUT
     change = Change("csrc/log/log.c", "pm_log_open", 1, "", 0, 0, "", "", "")
     tests, parts = cover.tests(change)
-    assert tests and "crash" in parts
+    assert tests and "model" in parts
     assert cover.tests(change._replace(function="a_new_one"))[0]
 
 

@@ -32,6 +32,7 @@ from pmstore.archive._place import (
 
 # Whose objects appear whole; on the others they are written under a temporary name and moved.
 _WHOLE = {"memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "cos", "tos", "r2", "hf"}
+_RENAMING = {"local", "sftp", "ssh", "ftp", "smb"}  # that rename a file, or raise an error
 _UNASKED = 1 << 26  # more is not read before it is known to exist: a size from elsewhere may lie
 _creating = threading.Lock()  # memory: and targets without an atomic creation, at least within this process
 
@@ -86,7 +87,7 @@ class FsspecPlace(Place):
     def put(self, name: str, data: Sequence[Buffer]) -> None:
         path = self._path(name)
         with self._refusals(name, "written"):
-            self._place(path, _joined(data))
+            self._place(path, _joined(data), replaces=True)
 
     def create(self, name: str, data: Sequence[Buffer]) -> None:
         path = self._path(name)
@@ -99,7 +100,7 @@ class FsspecPlace(Place):
                 if _has(fs, path):  # asked in each case: some servers ignore the condition of the creation
                     raise ObjectExistsError(name, self.url)
                 if not atomic:
-                    self._place(path, joined)
+                    self._place(path, joined, replaces=False)
                     return
                 try:
                     fs.pipe_file(path, joined, mode="create")
@@ -190,7 +191,7 @@ class FsspecPlace(Place):
             self._connect()
         return self._root
 
-    def _place(self, path: str, data: bytes) -> None:
+    def _place(self, path: str, data: bytes, *, replaces: bool) -> None:
         fs = self._fs
         if self._protocol in _WHOLE:
             fs.pipe_file(path, data)
@@ -200,15 +201,34 @@ class FsspecPlace(Place):
         fs.makedirs(folder, exist_ok=True)
         try:
             fs.pipe_file(temporary, data)
-            try:
-                fs.mv(temporary, path)
-            except FileExistsError:
-                fs.rm_file(path)
-                fs.mv(temporary, path)
+            self._rename(temporary, path, replaces)
         except BaseException:
             with contextlib.suppress(Exception):
                 fs.rm_file(temporary)
             raise
+
+    def _rename(self, temporary: str, path: str, replaces: bool) -> None:
+        """Give a file its name. Some targets refuse one that is taken, and fsspec's webhdfs drops that answer."""
+        fs = self._fs
+        with contextlib.suppress(FileExistsError):
+            fs.mv(temporary, path)
+            if self._is_gone(temporary):
+                return
+        if replaces:
+            with contextlib.suppress(FileNotFoundError):
+                fs.rm_file(path)
+        elif _has(fs, path):  # another writer was quicker
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+        fs.mv(temporary, path)
+        if not self._is_gone(temporary):
+            raise OSError(errno.EIO, "a file was not renamed, and the target gave no reason")
+
+    def _is_gone(self, temporary: str) -> bool:
+        """Whether a file was renamed. Targets that would have raised an error are not asked."""
+        if self._protocol in _RENAMING:
+            return True
+        self._fs.invalidate_cache()
+        return not _has(self._fs, temporary)
 
     @contextlib.contextmanager
     def _refusals(self, name: str, doing: str) -> Iterator[None]:

@@ -13,6 +13,7 @@ from tests.support.programs import compiled
 EXPECTED = {
     "honest": "uffd",
     "no scan": "pagemap",
+    "private of one page": "1",
     "no pagemap": "compare",
     "no userfaultfd": "pagemap",
     "no populating": "uffd",
@@ -30,6 +31,10 @@ EXPECTED = {
     "nothing private": "compare",
     "only exclusive": "compare",
     "swapped is nothing": "compare",
+    "interrupted read": "pagemap",
+    "interrupted scan": "uffd",
+    "no dropping": "pagemap",
+    "not the last": "pagemap",
 }
 
 

@@ -38,13 +38,18 @@ typedef enum {
     NOTHING_PRIVATE,
     ONLY_EXCLUSIVE,     /* private pages are not told once the kernel has written to them */
     SWAPPED_IS_NOTHING, /* a page that was swapped out is not told */
+    INTERRUPTED_READ,   /* no lie: as before Linux 6.7, and a signal comes before anything is read */
+    INTERRUPTED_SCAN,   /* no lie: a signal comes behind the first page, if there is nothing to tell of it */
+    NO_DROPPING,        /* a part of the mapping can't be dropped */
+    NOT_THE_LAST,       /* of the pages in memory, the last one is never told as written */
     LIES
 } lie;
 
 static const char *const lies[] = {
     "honest", "no scan", "no pagemap", "no userfaultfd", "no populating", "not asynchronous", "nothing written",
     "written for ever", "all written", "not what it read", "not what it found", "not what it showed", "no filling",
-    "others unnoticed", "still armed", "read is private", "nothing private", "only exclusive", "swapped is nothing"};
+    "others unnoticed", "still armed", "read is private", "nothing private", "only exclusive", "swapped is nothing",
+    "interrupted read", "interrupted scan", "no dropping", "not the last"};
 
 static lie told;
 static uint8_t *pages; /* the mapping of the test */
@@ -79,7 +84,12 @@ static bool is_private(const void *page)
 
 static int scan_with_lies(int fd, argument *how)
 {
-    if (told == NO_SCAN) return errno = ENOTTY, -1;
+    if (told == NO_SCAN || told == INTERRUPTED_READ) return errno = ENOTTY, -1;
+    if (told == INTERRUPTED_SCAN && how->end - how->start > REAL_PAGE) {
+        argument first = *how;
+        first.end = how->start + REAL_PAGE, first.flags &= ~(uint64_t)PROTECT;
+        if (!ioctl(fd, SCAN, &first)) return how->walk_end = first.end, errno = EINTR, -1;
+    }
     bool for_written = how->mask & WRITTEN;
     if (told == WRITTEN_FOR_EVER) how->flags &= ~(uint64_t)PROTECT;
     if (told == OTHERS_UNNOTICED) how->flags &= ~(uint64_t)ASYNC;
@@ -89,6 +99,11 @@ static int scan_with_lies(int fd, argument *how)
     if (told == NOTHING_WRITTEN && for_written && !(how->inverted & PRESENT)) {
         ioctl(fd, SCAN, how);
         return how->walk_end = how->end, 0;
+    }
+    if (told == NOT_THE_LAST && for_written && how->any) {
+        how->end -= REAL_PAGE;
+        int regions = ioctl(fd, SCAN, how);
+        return how->walk_end = how->end += REAL_PAGE, regions;
     }
     if (told == ALL_WRITTEN && for_written) how->mask = how->inverted = 0;
     if (told == NOT_WHAT_IT_SHOWED && for_written) {
@@ -112,6 +127,8 @@ static int my_ioctl(int fd, unsigned long request, void *value)
 
 static ssize_t my_pread(int fd, void *to, size_t length, off_t at)
 {
+    static bool interrupted;
+    if (told == INTERRUPTED_READ && fd == map_fd && (interrupted = !interrupted)) return errno = EINTR, -1;
     ssize_t got = pread(fd, to, length, at);
     if (fd == map_fd || (uint8_t *)to < pages || (uint8_t *)to >= pages + PAGES * REAL_PAGE) return got;
     if (told == NOT_WHAT_IT_READ) protect_again(to);
@@ -125,6 +142,7 @@ static int my_madvise(void *at, size_t length, int how)
     /* Without swap space no page is swapped out, so that a drop stands for it. */
     if (how == PAGE_OUT && told == SWAPPED_IS_NOTHING) return madvise(at, length, MADV_DONTNEED);
     if (how == POPULATE_WRITE && told == NO_POPULATING) return errno = EINVAL, -1;
+    if (how == MADV_DONTNEED && told == NO_DROPPING && length < PAGES * REAL_PAGE) return errno = EINVAL, -1;
     int result = madvise(at, length, how);
     if (how == POPULATE_WRITE && told == NOT_WHAT_IT_FOUND) protect_again(at);
     return result;
@@ -174,6 +192,16 @@ pm_status pm_fail(pm_status status, const char *format, ...)
     return status;
 }
 
+/* -1: the kernel can't be asked about a single page. */
+static int64_t private_of_one_page(pm_tracker *tracker)
+{
+    static uint64_t bits;
+    uint8_t *page = (mmap)(NULL, REAL_PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    pm_page_set set = {.bits = &bits, .base = page};
+    *page = 1;
+    return pm_tracker_private(tracker, page, REAL_PAGE, &set);
+}
+
 int main(int count, char **arguments)
 {
     int fd = (open)(arguments[count - 1], O_RDWR);
@@ -183,6 +211,7 @@ int main(int count, char **arguments)
         if (pm_tracker_open(&tracker, fd, 0)) return 1;
         printf("%s: %s\n", lies[told], pm_tracker_name(tracker.kind));
         if (tracker.kind != PM_TRACKER_UFFD && tracker.uffd >= 0) printf("not used, and open: %d\n", tracker.uffd);
+        if (told == NO_SCAN) printf("private of one page: %d\n", (int)private_of_one_page(&tracker));
         pm_tracker_close(&tracker);
     }
     return 0;

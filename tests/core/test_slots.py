@@ -415,17 +415,34 @@ def test_an_array_that_is_the_second_slot_of_another(tmp_path):
     run_in_fork(another_array_is_the_second_slot, tmp_path / "x.pm")
 
 
+def with_two_slots(store: pmstore.Store) -> None:
+    x = store.create_array("x", 140_000, "f8")
+    store.commit()
+    for _ in range(3):
+        x += 1
+        store.commit()
+
+
+@pytest.mark.parametrize("field", ["other", "small", "empty", "large", "base"])
+def test_a_damaged_entry_of_the_table_of_slots(tmp_path: Path, field: str) -> None:
+    image = image_of(tmp_path / "x.pm", with_two_slots)
+    table = image.get(0, 2160)
+    fields = {
+        "other": (72, image.get(table, 64)),  # both slots in one place
+        "small": (80, 100),
+        "empty": (80, 0),
+        "large": (80, 1 << 60),
+        "base": (88, 2),
+    }
+    image.put(table, *fields[field])
+    image.save()
+    with pytest.raises(pmstore.CorruptStoreError, match="the table of slots is damaged"):
+        pmstore.open(image.path, "r+", media="file")
+
+
 def an_extent_of_nobody(path: Path) -> None:
     """The table of slots has an extent that no entry of the catalog has."""
-
-    def fill(store: pmstore.Store) -> None:
-        x = store.create_array("x", 140_000, "f8")
-        store.commit()
-        for _ in range(3):
-            x += 1
-            store.commit()
-
-    image = image_of(path, fill)
+    image = image_of(path, with_two_slots)
     table, last = image.get(0, 2160), image.region_size - 4 * PAGE
     for at, value in enumerate((last, last + 2 * PAGE, 5000)):
         image.put(table, 96 + 8 * at, value)

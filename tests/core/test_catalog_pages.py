@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 
 import pytest
 
 import pmstore
+from pmstore._core import Entry
+from tests.support.images import REGION, Image
 
 LONGEST = 760  # bytes of a name, and of a value that its entry carries: a page has room for two and a half of these
 
@@ -46,6 +49,32 @@ def test_a_page_is_filled_to_its_last_byte(open_store):
         assert len(store["9" * length]) == 0 and len(store) == 6
         store.rollback()
     assert len(full) == 2, "with one page, and with three"
+
+
+def test_the_padding_of_an_entry_shows_nothing_of_the_one_before(open_store):
+    store = open_store()
+    core = store._catalog.core
+    for length in (39, 32):  # of these, a cell of 64 bytes has 64 and 57
+        core.delete(b"k")
+        core.put(b"k", Entry(0, 0, 1, 0, b"\xff" * length))
+    store.commit()
+    store.close()
+    image = Image(Path(store.path))
+    cell = REGION + image.tree + image.get(image.tree, 64, "H")
+    assert image.bytes[cell + 56 : cell + 64] == b"\xff" + bytes(7)
+
+
+def test_names_that_only_grow_leave_full_pages(open_store):
+    """Those that come in the other order leave half of each page free."""
+    store = open_store()
+    names = [f"{i:04}" + "x" * 100 for i in range(1500)]
+    used = []
+    for order in (names, names[::-1]):
+        before = store.stats().region_used
+        filled(store, order, b"")
+        used.append(store.stats().region_used - before)
+        store.rollback()
+    assert used[0] < 0.6 * used[1]
 
 
 def test_pages_that_have_become_sparse_are_joined(open_store):

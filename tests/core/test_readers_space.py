@@ -82,6 +82,20 @@ def test_space_is_used_again_beside_a_reader_of_another_array(open_store: Open) 
         assert (x == 1).all()
 
 
+def test_programs_that_are_started_inherit_no_descriptor(open_store: Open) -> None:
+    """A program with one of them would keep the locks of space that no reader maps any more."""
+    writer = with_constant(open_store)
+    held = open_store(mode="r")["x"]
+    ours = [
+        int(one.name)
+        for one in os.scandir("/proc/self/fd")
+        if os.path.exists(one.path) and os.path.samefile(one.path, writer.path)
+    ]
+    assert len(ours) >= 3, "one of the writer, two of the reader"
+    assert not any(map(os.get_inheritable, ours))
+    assert (held == 1).all()
+
+
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
 def test_I9_arrays_that_were_deleted_before_the_writer_was_opened(open_store: Open, order: tuple[int, ...]) -> None:
     """Readers map some of them, in any order. The space of the others is used again, and of each when it is let go."""

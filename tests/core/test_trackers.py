@@ -186,6 +186,15 @@ def test_more_changes_than_the_kernel_tells_at_once(open_store: Open, tracker: s
         assert_committed(store)
 
 
+def test_changes_far_behind_the_beginning(open_store: Open, tracker: str) -> None:
+    """The kernel tells them as one range, which is noted in words of 64 pages each."""
+    store = open_store()
+    w = tracked(store, shape=(4500, PAGE // 8))
+    w[4000:4400] += 1
+    store.commit()
+    assert_committed(store)
+
+
 @pytest.mark.long_on("file")
 @pytest.mark.longer
 def test_racing_writers_lose_nothing(open_store: Open, tracker: str) -> None:

@@ -4,6 +4,7 @@ see it lag.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
 import os
@@ -21,6 +22,7 @@ from pmstore.testing._store.recording import Recorder
 from tests.conftest import Medium
 from tests.store.test_threads_fork import in_fork, run_threads, signals_blocked
 from tests.support import shim as shims
+from tests.support.crashes import OVERFLOW
 from tests.support.shim import ONCE, Fault, faults
 
 # float64: 4 MiB in rows of a page. A commit of every third row logs 1.4 MB, which is more than what is applied at once,
@@ -276,3 +278,30 @@ def test_D7_a_sync_that_fails_after_a_small_commit_is_reported(tmp_path: Path) -
         if errors == {pmstore.StoreIOError, pmstore.FailedStoreError} and last:
             return
     raise AssertionError(f"only {errors} told of it")
+
+
+def test_D7_a_store_that_has_failed_writes_nothing_more(tmp_path: Path) -> None:
+    """Neither what a failed commit left to be done, such as the checkpoint after one that fits no log, nor a sync."""
+    broken = 0
+    for number in itertools.count(1):
+        store = pmstore.open(tmp_path / f"{number}.pm", media="trace:file", **OVERFLOW)
+        store["filler"] = np.ones(130_000)
+        base = store.create_array("base", 100_000, "f8")
+        store.commit()
+        del store["filler"]
+        store.commit()
+        base[:68_000] += 1
+        trace = store._catalog.core.trace
+        trace.fail(lib.PM_OPERATION_WRITE | lib.PM_OPERATION_SYNC, number, errno.EIO)
+        with contextlib.suppress(pmstore.Error):
+            store.commit()
+        done = trace.operations()
+        try:
+            store.stats()
+        except pmstore.FailedStoreError:
+            broken += 1
+            assert trace.operations() == done
+        store._drop(discard=True)
+        if not done[1]:
+            break
+    assert broken > 1

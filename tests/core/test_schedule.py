@@ -78,6 +78,37 @@ def test_recordings_say_which_thread_fenced(directory: Path) -> None:
     assert beside
 
 
+def test_the_thread_that_writes_back_is_woken_for_each_large_commit(directory: Path) -> None:
+    """Not only for the one for which it was started (D13)."""
+    if not MEMORY.is_dir():
+        pytest.skip("no /dev/shm")
+    most = 0
+    for seed in range(1, 9):
+        path = directory / f"{seed}.pm"
+        with Recorder(path, "memory", seed, pace=128) as recorder, pmstore.open(path) as store:
+            rows(store)
+        commit, beside = 0, set()
+        for event in events_of(recorder.recording):
+            commit += event["kind"] == lib.PM_EVENT_COMMIT_BEGIN
+            if event["kind"] == lib.PM_EVENT_STREAM and event["thread"]:
+                beside.add(commit)
+        most = max(most, len(beside))
+    assert most > 1
+
+
+def test_bytes_that_are_written_one_by_one_are_recorded(tmp_path: Path) -> None:
+    def halves(store: pmstore.Store) -> None:
+        """Each write takes a half of what it is to write, which ends with single bytes."""
+        store._catalog.core.trace.fail(lib.PM_OPERATION_WRITE, 1, 0, lasting=True)
+        store["x"] = 1
+        store.commit()
+        store._catalog.core.trace.fail(0, 0, 0)
+
+    recording = record(tmp_path / "s.pm", "file", halves)  # which compares the events with the file
+    lengths = [event["length"] for event in events_of(recording) if event["kind"] == lib.PM_EVENT_WRITE]
+    assert 1 in lengths
+
+
 def test_commits_become_durable_in_the_background(tmp_path: Path) -> None:
     """pace 0: only what the program waits for, such as a sync before the log is emptied."""
     told = [

@@ -23,8 +23,7 @@ class Worker:
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, "pmstore-replica")
         self._has_begun = False
-        self._news = threading.Lock()  # released after each job, acquired before each look
-        self._news.acquire()
+        self._news: list[threading.Lock] = []  # one for each `wait`: released after each job, acquired before each look
 
     def do(self, job: Callable[[], None]) -> None:
         """Do a job after all others. A job raises nothing."""
@@ -32,10 +31,14 @@ class Worker:
 
     def wait(self, until: Callable[[], bool] = lambda: False) -> None:
         """Wait until a condition holds after a job, or until all jobs are done."""
-        done = list[bool]()
-        self._submit(lambda: done.append(True))  # behind all others
-        while not (until() or done):
-            self._news.acquire()
+        done, news = list[bool](), threading.Lock()
+        self._news.append(news)
+        try:
+            self._submit(lambda: done.append(True))  # behind all others
+            while not (until() or done):
+                news.acquire()
+        finally:
+            self._news.remove(news)
 
     def end(self, wait: bool = True) -> None:
         """Take no more jobs. wait: until all are done, and the thread is gone."""
@@ -52,8 +55,9 @@ class Worker:
         try:
             job()
         finally:
-            with contextlib.suppress(RuntimeError):  # nobody has looked since the job before
-                self._news.release()
+            for news in tuple(self._news):
+                with contextlib.suppress(RuntimeError):  # nobody has looked since the job before
+                    news.release()
 
 
 class Inline(Worker):

@@ -80,6 +80,18 @@ def test_an_interrupted_worker_is_ended_with_its_thread(interrupted: None) -> No
         gate.set()
 
 
+def test_several_may_wait_at_once() -> None:
+    """A handler of a signal waits while the main thread does, for example."""
+    worker, gate = Worker(), threading.Event()
+    worker.do(lambda: assert_set(gate))
+    waiting = [in_thread(worker.wait) for _ in range(3)]
+    gate.set()
+    for thread, out in waiting:
+        thread.join(20)
+        assert out == [None], "it hangs"
+    worker.end()
+
+
 def test_an_interrupt_anywhere_leaves_a_worker_that_goes_on() -> None:
     moment, goes_on = 0, True
     while goes_on:

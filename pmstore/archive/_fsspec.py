@@ -33,6 +33,11 @@ from pmstore.archive._place import (
 # Whose objects appear whole; on the others they are written under a temporary name and moved.
 _WHOLE = {"memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "cos", "tos", "r2", "hf"}
 _RENAMING = {"local", "sftp", "ssh", "ftp", "smb"}  # that rename a file, or raise an error
+_ABOUT_NAMES = {
+    errno.ENOENT: FileNotFoundError,
+    errno.ENOTDIR: NotADirectoryError,
+    errno.EEXIST: FileExistsError,
+}
 _UNASKED = 1 << 26  # more is not read before it is known to exist: a size from elsewhere may lie
 _creating = threading.Lock()  # memory: and targets without an atomic creation, at least within this process
 
@@ -158,7 +163,8 @@ class FsspecPlace(Place):
             fs, _ = self._connect()
             fs.invalidate_cache()
             try:
-                entries = fs.ls(path, detail=True)
+                with _by_number():
+                    entries = fs.ls(path, detail=True)
             except (FileNotFoundError, NotADirectoryError):
                 return {}
             found = {}
@@ -178,7 +184,7 @@ class FsspecPlace(Place):
                 fs.rm(paths)  # a thousand in one request
                 return
             for path in paths:
-                with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                with contextlib.suppress(FileNotFoundError, NotADirectoryError), _by_number():
                     fs.rm_file(path)
 
     def _path(self, name: str) -> str:
@@ -210,12 +216,12 @@ class FsspecPlace(Place):
     def _rename(self, temporary: str, path: str, replaces: bool) -> None:
         """Give a file its name. Some targets refuse one that is taken, and fsspec's webhdfs drops that answer."""
         fs = self._fs
-        with contextlib.suppress(FileExistsError):
+        with contextlib.suppress(FileExistsError), _by_number():
             fs.mv(temporary, path)
             if self._is_gone(temporary):
                 return
         if replaces:
-            with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileNotFoundError), _by_number():
                 fs.rm_file(path)
         elif _has(fs, path):  # another writer was quicker
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
@@ -233,7 +239,8 @@ class FsspecPlace(Place):
     @contextlib.contextmanager
     def _refusals(self, name: str, doing: str) -> Iterator[None]:
         try:
-            yield
+            with _by_number():
+                yield
         except (ObjectError, ArchiveUnavailableError, ArchiveDamagedError):
             raise
         except ImportError as error:
@@ -331,10 +338,22 @@ def _not_installed(url: str, error: ImportError) -> ImportError:
     return ImportError(text, name=error.name)
 
 
+@contextlib.contextmanager
+def _by_number() -> Iterator[None]:
+    """Errors about a name as Python has them. Those of smbprotocol have a number, and a class of their own."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in _ABOUT_NAMES or isinstance(error, _ABOUT_NAMES[error.errno]):
+            raise
+        raise _ABOUT_NAMES[error.errno](error.errno, error.strerror) from error
+
+
 def _has(fs: Any, path: str) -> bool:
     """Whether there is such a file. The `exists` of most file systems takes any failure for an answer."""
     try:
-        fs.info(path)
+        with _by_number():
+            fs.info(path)
     except (FileNotFoundError, NotADirectoryError):
         return False
     return True

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 
 import pmstore
 from pmstore import archive
-from pmstore.archive._objects import ObjectExistsError, Place, place_of
+from pmstore.archive._objects import MissingObjectError, ObjectExistsError, Place, place_of
 
 pytest.importorskip("numcodecs")
 fsspec = pytest.importorskip("fsspec")
@@ -70,3 +73,71 @@ def test_a_file_system_that_renames_nothing(silent: Place, monkeypatch: pytest.M
         with pytest.raises(pmstore.ArchiveUnavailableError, match="was not renamed"):
             write("index/1", [b"mine"])
     assert not Silent.store
+
+
+class NumberedError(OSError):
+    """Has a number, as those of smbprotocol, and is no FileNotFoundError or FileExistsError."""
+
+    def __init__(self, number: int, path: str) -> None:
+        super().__init__(number, os.strerror(number), path)
+
+
+@contextmanager
+def numbered() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        number = {FileNotFoundError: errno.ENOENT, NotADirectoryError: errno.ENOTDIR, FileExistsError: errno.EEXIST}
+        raise NumberedError(number[type(error)], "path") from None
+
+
+class Numbered(MemoryFileSystem):  # type: ignore[misc, valid-type]
+    """Refuses to rename a file to a name that is taken, as fsspec's smb. No error is of a class of Python's."""
+
+    protocol = "numbered"
+
+    def info(self, path: str, **options: Any) -> Any:
+        with numbered():
+            return super().info(path, **options)
+
+    def ls(self, path: str, detail: bool = True, **options: Any) -> Any:
+        with numbered():
+            return super().ls(path, detail, **options)
+
+    def cat_file(self, path: str, *given: Any, **options: Any) -> Any:
+        with numbered():
+            return super().cat_file(path, *given, **options)
+
+    def rm_file(self, path: str) -> None:
+        with numbered():
+            super().rm_file(path)
+
+    def mv(self, path1: str, path2: str, **options: Any) -> None:
+        with numbered():
+            if path2 in self.store:
+                raise FileExistsError
+            self.store[path2] = self.store.pop(path1)
+
+
+def test_errors_that_have_a_number_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec.register_implementation("numbered", Numbered, clobber=True)
+    monkeypatch.setattr(Numbered, "store", {})
+    monkeypatch.setattr(Numbered, "pseudo_dirs", [""])
+    place = place_of("numbered://x/archive")
+    with pytest.raises(MissingObjectError):
+        place.get("index/1")
+    with pytest.raises(MissingObjectError):
+        place.size("index/1")
+    assert place.list("index") == []
+    place.delete(["index/1"])
+    with pmstore.open(tmp_path / "store.pm") as store, store.drain(place.url) as drain:
+        for step in range(40):  # flushes are merged after 32
+            store["x"] = step
+            store.commit()
+            assert drain.wait(timeout=20) == step + 1
+    assert len(archive.open(place.url)) == 40
+    place.put("index/1", [b"old"])
+    place.put("index/1", [b"new"])
+    with pytest.raises(ObjectExistsError):
+        place.create("index/1", [b"newer"])
+    assert place.get("index/1") == b"new"

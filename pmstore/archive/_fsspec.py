@@ -38,6 +38,7 @@ _ABOUT_NAMES = {
     errno.ENOTDIR: NotADirectoryError,
     errno.EEXIST: FileExistsError,
 }
+_SECRET = 4  # characters: words that lack a shorter one would tell it, so that it is hidden only in "user:password@"
 _UNASKED = 1 << 26  # more is not read before it is known to exist: a size from elsewhere may lie
 _creating = threading.Lock()  # memory: and targets without an atomic creation, at least within this process
 
@@ -274,14 +275,12 @@ class FsspecPlace(Place):
     def _unavailable(
         self, name: str, doing: str, error: Exception, *, transient: bool | None = None
     ) -> ArchiveUnavailableError:
-        made = unavailable(self.url, name, doing, error, transient=transient)
-        made.strerror = self._plain(str(made.strerror))
-        return made
+        return unavailable(self.url, name, doing, error, transient=transient, shown=self._plain)
 
     def _plain(self, text: str) -> str:
         """A text of fsspec without the credentials of the URL."""
-        for secret in self._hidden:
-            text = text.replace(secret, "***")
+        for secret, shown in self._hidden:
+            text = text.replace(secret, shown)
         return text
 
 
@@ -309,13 +308,14 @@ def _again(url: str, options: dict[str, Any]) -> FsspecPlace:
     return FsspecPlace(url, **options)
 
 
-def _shown(url: str) -> tuple[str, list[str]]:
-    """A URL without credentials, and the parts that were taken out."""
+def _shown(url: str) -> tuple[str, list[tuple[str, str]]]:
+    """A URL without credentials, and what other texts show instead of them."""
     protocol, _, rest = url.partition("://")
     before, at, _host = rest.partition("/")[0].rpartition("@")
     rest = rest[len(before) + len(at) :]
     query = rest.partition("?")[2]
-    hidden = [part for part in (before, before.partition(":")[2], query) if part]
+    hidden = [(f"{before}@", "***@")] if before else []
+    hidden += [(part, "***") for part in (before, before.partition(":")[2], query) if len(part) >= _SECRET]
     return f"{protocol}://{rest.partition('?')[0].rstrip('/')}", hidden
 
 

@@ -11,7 +11,7 @@ import errno
 import functools
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeAlias
 
 from pmstore._errors import ArchiveDamagedError, ArchiveUnavailableError
@@ -103,15 +103,22 @@ def checked(name: str) -> str:
 
 
 def unavailable(
-    url: str, name: str, doing: str, error: BaseException, *, transient: bool | None = None
+    url: str,
+    name: str,
+    doing: str,
+    error: BaseException,
+    *,
+    transient: bool | None = None,
+    shown: Callable[[str], str] = str,
 ) -> ArchiveUnavailableError:
-    """The public error for a target that refused, with `transient` as far as the cause tells it."""
+    """The public error for a target that refused, with `transient` as far as the cause tells it. shown: of the reason
+    that the target gave."""
     code = getattr(error, "errno", None)
     if not isinstance(code, int):
         kinds = ((PermissionError, errno.EACCES), (FileNotFoundError, errno.ENOENT))
         code = next((code for kind, code in kinds if isinstance(error, kind)), errno.EIO)
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    made = ArchiveUnavailableError(code, f"{url}: {repr(name) + ' ' if name else ''}can't be {doing}: {reason}")
+    made = ArchiveUnavailableError(code, f"{url}: {repr(name) + ' ' if name else ''}can't be {doing}: {shown(reason)}")
     if transient is None:
         named = {kind.__name__ for kind in type(error).__mro__} & _PERMANENT_NAMES
         transient = code not in _PERMANENT and not named and not isinstance(error, ValueError)

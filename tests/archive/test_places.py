@@ -576,6 +576,21 @@ def test_nothing_is_replaced_while_the_connection_is_lost(monkeypatch: pytest.Mo
     assert place.get("index/1") == b"first"
 
 
+@pytest.mark.parametrize("password", ["p", "parts"])
+def test_a_password_is_not_told_by_what_a_message_hides(password: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str, *given: Any, **options: Any) -> None:
+        raise PermissionError(errno.EACCES, f"u:{password}@x refused to open it at 5 pm")
+
+    fsspec.register_implementation("interrupted", Interrupted, clobber=True)
+    place = place_of(f"interrupted://u:{password}@x/parts/p")
+    monkeypatch.setattr(Interrupted, "cat_file", staticmethod(refuse))
+    with pytest.raises(pmstore.ArchiveUnavailableError) as caught:
+        place.get("parts/1")
+    assert str(caught.value.strerror) == (
+        "interrupted://x/parts/p: 'parts/1' can't be read: ***@x refused to open it at 5 pm"
+    )
+
+
 @pytest.mark.parametrize("url", ["reference://x", "nothing://x"])
 def test_a_url_that_fsspec_does_not_take(url: str) -> None:
     with pytest.raises(ValueError, match=url):

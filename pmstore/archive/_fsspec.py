@@ -218,24 +218,28 @@ class FsspecPlace(Place):
         """Give a file its name. Some targets refuse one that is taken, and fsspec's webhdfs drops that answer."""
         fs = self._fs
         with contextlib.suppress(FileExistsError), _by_number():
-            fs.mv(temporary, path)
-            if self._is_gone(temporary):
+            if self._has_moved(temporary, path):
                 return
         if replaces:
             with contextlib.suppress(FileNotFoundError), _by_number():
                 fs.rm_file(path)
         elif _has(fs, path):  # another writer was quicker
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-        fs.mv(temporary, path)
-        if not self._is_gone(temporary):
+        if not self._has_moved(temporary, path):
             raise OSError(errno.EIO, "a file was not renamed, and the target gave no reason")
 
-    def _is_gone(self, temporary: str) -> bool:
-        """Whether a file was renamed. Targets that would have raised an error are not asked."""
+    def _has_moved(self, temporary: str, path: str) -> bool:
+        """Rename a file, and return whether it was. Targets that would have raised an error are not asked."""
+        fs = self._fs
+        if type(fs).mv is _imported(self.url).AbstractFileSystem.mv:  # the same, but names may look like patterns
+            fs.cp_file(temporary, path)
+            fs.rm_file(temporary)
+            return True
+        fs.mv(temporary, path)
         if self._protocol in _RENAMING:
             return True
-        self._fs.invalidate_cache()
-        return not _has(self._fs, temporary)
+        fs.invalidate_cache()
+        return not _has(fs, temporary)
 
     @contextlib.contextmanager
     def _refusals(self, name: str, doing: str) -> Iterator[None]:

@@ -141,3 +141,22 @@ def test_errors_that_have_a_number_only(tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ObjectExistsError):
         place.create("index/1", [b"newer"])
     assert place.get("index/1") == b"new"
+
+
+class Copying(MemoryFileSystem):  # type: ignore[misc, valid-type]
+    """Renames a file as fsspec does for file systems that can't: it is copied, then deleted."""
+
+    protocol = "copying"
+
+
+def test_a_folder_whose_name_looks_like_a_pattern(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fsspec.register_implementation("copying", Copying, clobber=True)
+    monkeypatch.setattr(Copying, "store", {})
+    monkeypatch.setattr(Copying, "pseudo_dirs", [""])
+    url = "copying://x/a*[1]"
+    with pmstore.open(tmp_path / "store.pm") as store, store.drain(url) as drain:
+        store["x"] = 1
+        store.commit()
+        assert drain.wait(timeout=20) == 1
+    assert archive.open(url).verify().ok
+    assert not [path for path in Copying.store if "pmstore-object" in path]

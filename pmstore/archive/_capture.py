@@ -46,7 +46,7 @@ class Known(NamedTuple):
     """An entry as the last version has it."""
 
     entry: Entry
-    digest: int  # of the table of hashes; 0 for small contents
+    digest: int  # of the table of hashes; the hash of small contents; 0 if there are no contents
     hashes: Any  # of the blocks of the commit's contents, or None
     replica: Bytes | None
     mark: int  # a hash of the key, of all that the entry says but its place, and of the version's contents
@@ -207,12 +207,12 @@ class _Scan:
             if before is not None and before.entry == entry:
                 return before
             return Known(entry, 0, None, None, _mark(key, entry, b""))
-        if entry.length <= _SMALL:
-            return self._small(key, entry, before)
         assert core.snapshot is not None
         digest = core.snapshot.digest(entry.offset, entry.length)
         if before is not None and before.entry == entry and before.digest == digest:
             return before
+        if entry.length <= _SMALL:
+            return self._small(key, entry, digest, before)
         if before is None or before.entry.length != entry.length:
             return self._new(key, entry, digest)
         return self._differs(key, entry, digest, before)
@@ -226,7 +226,7 @@ class _Scan:
             return None
         return 0 if before.approximation is None else before.approximation.since
 
-    def _small(self, key: bytes, entry: Entry, before: Known | None) -> Known:
+    def _small(self, key: bytes, entry: Entry, digest: int, before: Known | None) -> Known:
         data = np.frombuffer(bytearray(self.changes.core.contents(entry.offset, entry.length)), np.uint8)
         hashes = np.array([hash64(data.data)], np.uint64)
         if before is not None and before.entry.length != entry.length:
@@ -236,8 +236,8 @@ class _Scan:
             old, lossy = (None, None) if before is None else (before.replica, self._lossy(key, entry, before))
             self.changes.changed[key] = Change(everything, data, old, lossy)
         elif before.approximation is not None:
-            return before._replace(entry=entry)
-        return Known(entry, 0, hashes, data, _mark(key, entry, data.data))
+            return before._replace(entry=entry, digest=digest)
+        return Known(entry, digest, hashes, data, _mark(key, entry, data.data))
 
     def _new(self, key: bytes, entry: Entry, digest: int) -> Known:
         """Contents that the last version does not have, or has in another length."""

@@ -12,6 +12,7 @@ import pytest
 
 import pmstore
 from pmstore import archive
+from pmstore._core import Core
 from pmstore.archive._archive import Archive
 from pmstore.archive._local import LocalPlace
 from pmstore.archive._sources import Sources
@@ -175,3 +176,24 @@ def test_what_was_read_ahead_is_checked(tmp_path: Path) -> None:
         found[1]["y"]
     place.objects[name] = whole  # another place would be asked, too
     assert len(found[1]["y"]) == 2000
+
+
+def test_small_contents_that_did_not_change_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pmstore.open(tmp_path / "store.pm") as store, stepping(store, Memory()) as steps:
+        for number in range(100):
+            store[f"x{number}"] = np.full(3, number)
+        store.commit()
+        archived(steps)
+        contents, read = Core.contents, list[int]()
+
+        def noted(core: Core, offset: int, length: int) -> Any:
+            read.append(offset)
+            return contents(core, offset, length)
+
+        monkeypatch.setattr(Core, "contents", noted)
+        store["x7"][1] = -1
+        store.commit()
+        archived(steps)
+        assert 1 <= len(read) < 10
+        found = Archive(Sources([steps.targets[0].place]))
+        assert found[2]["x7"].tolist() == [7, -1, 7] and found[2]["x8"].tolist() == [8, 8, 8]

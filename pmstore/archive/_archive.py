@@ -111,6 +111,7 @@ class Archive(Mapping[int, Version]):
         self._index = self._sources.merged(self._indexes)
         self._read_tags(stacklevel=5)
         self._own_parent: Archive | None = None
+        self._told = ""  # why the parent can't be read
         self._known: OrderedDict[Piece, Entries] = OrderedDict()  # entries of versions, by their directories
 
     @property
@@ -217,7 +218,9 @@ class Archive(Mapping[int, Version]):
                 self._own_parent = self._opened_parent(url)
             except (ArchiveError, ImportError, ValueError) as error:
                 text = f"{self.url} was forked from {url}, which can't be read: {error}; the past before is not shown"
-                warnings.warn(text, ArchiveWarning, stacklevel=4)
+                if text != self._told:
+                    self._told = text
+                    warnings.warn(text, ArchiveWarning, stacklevel=4)
                 return None, -1
         row = self._index.find(last)  # of a drain that began before the fork's first commit
         return self._own_parent, last if row is None or not row.kept else last - 1
@@ -403,7 +406,8 @@ class Archive(Mapping[int, Version]):
 
         The drain of the new store needs another place. The new archive also lists the versions of this archive up to
         the fork. In the archive that has the version, it gets a tag, ``fork-`` and its number, so that it stays.
-        Parameters, return value and errors are those of `restore`.
+        The tag stays if the store can't be made, as another fork may rely on it: `untag` takes it away. Parameters,
+        return value and errors are those of `restore`.
         """
         version, target = _number(version), path_of(path)
         _refuse_taken(target)
@@ -441,7 +445,7 @@ class Archive(Mapping[int, Version]):
         _refuse_taken(path)
         entries = self._entries(row)
         total, done = sum(item.length for item in entries.values()), 0
-        with written_anew(path, room=_room(entries), sequence=row.version) as new:
+        with written_anew(path, room=entries.room, sequence=row.version) as new:
             for key, item in entries.items():
                 if key == LINEAGE_KEY:
                     continue
@@ -541,12 +545,6 @@ def _taken(url: str, name: str) -> ArchiveConflictError:
 
 def _refuse_taken(path: str) -> None:
     refuse_taken(path, "", "the archive", "a version is restored to a new file")
-
-
-def _room(entries: Entries) -> int | None:
-    """Bytes of a region that has these contents, about."""
-    pages = sum(-(-(item.length + item.length // 512 + 16) // 4096) for item in entries.values() if item.length)
-    return (pages + len(entries) // 8 + 64) * 4096 * 17 // 16
 
 
 def open(url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], **storage_options: Any) -> Archive:

@@ -283,6 +283,12 @@ class Entries(Mapping[bytes, Contents]):
     def __len__(self) -> int:
         return len(self.changes)
 
+    @property
+    def room(self) -> int:
+        """Bytes of a region that has these contents, about."""
+        pages = sum(-(-(item.length + item.length // 512 + 16) // 4096) for item in self.values() if item.length)
+        return (pages + len(self) // 8 + 64) * 4096 * 17 // 16
+
 
 def _whole(frames: Sequence[tuple[Frame, Chain]], length: int) -> bool:
     """Whether frames have all contents by themselves. A frame's runs do not overlap."""

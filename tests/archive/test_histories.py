@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -472,6 +473,20 @@ def test_a_fork_of_a_version_that_only_the_parent_has(tmp_path: Path) -> None:
     again = archive.open(twig)
     assert again.parent == (str(trunk), 2)
     assert [again[version]["x"][0] for version in again] == [0, 1, 20, 21]
+
+
+def test_a_parent_that_is_gone_is_told_once(tmp_path: Path) -> None:
+    trunk, branch = tmp_path / "trunk", tmp_path / "branch"
+    commits(tmp_path / "store.pm", 0, 2, trunk)
+    archive.open(trunk).fork(1, tmp_path / "fork.pm")
+    commits(tmp_path / "fork.pm", 10, 2, branch)
+    shutil.rmtree(trunk)
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        found = archive.open(branch)
+        assert found.latest == 3 and list(found) == [2, 3] == [one.version for one in found.log()]
+        assert found.restore(tmp_path / "again.pm") == 3
+    assert len(told) == 1 and "the past before is not shown" in str(told[0].message)
 
 
 def test_a_path_that_is_taken_leaves_no_tag(tmp_path: Path) -> None:

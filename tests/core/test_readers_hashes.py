@@ -8,6 +8,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pmstore
@@ -196,3 +197,16 @@ def test_I20_equal_digests_are_of_equal_contents_whatever_happens_meanwhile(medi
     recording = record(medium.directory / "store.pm", medium.name, bulky, readers=False)
     for seed in range(SEED, SEED + 3 * LONGER):
         assert assert_hashes_are_of_a_commit(recording, medium.directory / "played.pm", seed, 10) > 10
+
+
+def test_arrays_that_end_where_another_one_begins(open_store: Any) -> None:
+    """Such a table ends with its page, and the next page is the next array with a table of its own. There are more of
+    them than are copied with a snapshot.
+    """
+    writer = open_store(max_size=64 << 20)
+    for i in range(600, 0, -1):
+        writer[f"{i:03}"] = np.full(511, i, "f8")
+    writer.commit()
+    with open_store(mode="r") as reader:
+        for name, array in reader.items():
+            assert (array == int(name)).all()

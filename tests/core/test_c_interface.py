@@ -14,6 +14,7 @@ import pytest
 import pmstore
 from pmstore._core import META_MAX, Core, Entry, ffi, lib
 from tests.conftest import Medium
+from tests.support.images import NODE, Image
 
 KEY_MAX = 768
 PAGE = 4096
@@ -156,6 +157,26 @@ def test_a_key_without_a_number_is_no_member(core: Core, rest: bytes) -> None:
         core.splice(b"s", 0, 1, [value(b"a"), value(b"b"), value(b"c")])
     assert [core.get(b"s" + bytes(7) + bytes([i])) for i in range(5)] == members
     assert core.get(b"s" + rest) == value(b"no member")
+
+
+@pytest.mark.parametrize("end", [0, -1])
+def test_a_member_in_another_leaf_than_its_own(open_store: Callable[..., pmstore.Store], end: int) -> None:
+    """A damaged file has the last member of a leaf in the next one, too, or the first one in that before."""
+    store = open_store()
+    store._catalog.core.splice(b"s", 0, 0, [value(b"%d" % i) for i in range(500)])
+    store.commit()
+    store.close()
+    image = Image(Path(store.path))
+    leaves = {tuple(cell.key for cell in image.cells(page)): page for page in image.pages(NODE) if image.is_leaf(page)}
+    keys = sorted(leaves)[2]
+    number = int.from_bytes(keys[end][1:], "big") + (1 if end else -1)
+    cells = image.cells(leaves[keys])
+    cells[end] = cells[end]._replace(key=b"s" + number.to_bytes(8, "big"))
+    image.write_node(leaves[keys], 0, cells)
+    image.save()
+    core = open_store(mode="r+")._catalog.core
+    with pytest.raises(pmstore.CorruptStoreError, match="a key has no place in its sequence"):
+        core.splice(b"s", 0, 0, [value(b"new")])
 
 
 @pytest.mark.parametrize("prefix", [b"", bytes(KEY_MAX + 1)])

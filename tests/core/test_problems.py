@@ -129,6 +129,12 @@ def no_contents(file: File) -> list[Place]:
     return [file.entry("small", 0, says="lies outside the store")]
 
 
+def contents_without_an_end(file: File) -> list[Place]:
+    """The size that they would have in the store is 2^64 bytes and some more."""
+    file.image.change_cell(b"nsmall", length=-(-(1 << 61) // 513) * PAGE)
+    return [file.entry("small", 0, says="lies outside the store")]
+
+
 def no_block(file: File) -> list[Place]:
     file.move("small", file.at["other"] + 8)  # in a block that another array has
     file.update_digest()
@@ -281,7 +287,7 @@ def several_that_point_behind_the_region(file: File) -> list[Place]:
 
 CASES: list[Callable[[File], list[Place]]] = [
     *(header, damaged_pages, list_of_maps, slab, blocks_of_a_slab, size_of_blocks, contents),
-    *(contents_and_space, no_contents, no_block),
+    *(contents_and_space, no_contents, contents_without_an_end, no_block),
     *(behind_the_last_block, block_in_contents),
     *(block_used_twice, page_used_twice, outside, between_pages, key_of_another_node, bounds_of_a_child),
     *(order_of_keys, level_of_a_node, child_behind_the_region, height_of_the_catalog),

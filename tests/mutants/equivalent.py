@@ -524,4 +524,36 @@ EQUIVALENT = [
         "Each copy is asked by itself, with the same answer.",
         "(void)0;",
     ),
+    Equivalent(
+        "csrc/commit/gather.c",
+        "return blocks / PAGES_MOST > ONE_PAGE_OF ? blocks / PAGES_MOST : ONE_PAGE_OF;",
+        "Where both are the same, both branches give it.",
+        ">= ONE_PAGE_OF",
+    ),
+    Equivalent(
+        "csrc/base/status.c",
+        "return status;",
+        "Its only caller does not look at what it returns.",
+        "return PM_OK;",
+        "pm_status_explain",
+    ),
+    Equivalent(
+        "csrc/log/writer.c",
+        "writer->stage = NULL;",
+        "A posix_memalign that fails leaves the pointer alone, which POSIX demands.",
+        "(void)0;",
+    ),
+    Equivalent(
+        "csrc/log/log.c",
+        "PM_TRY(writer->status);",
+        "pm_gather has returned it before. A writer that begins anew for an overflow finds no parts under way.",
+        "(void)",
+        "pm_log_append",
+    ),
+    Equivalent(
+        "csrc/store/store.c",
+        "pm_write_back_open(store);",
+        "calloc has made the conditions zeros, which glibc takes for sound ones, and no wait for them needs a clock.",
+        "(void)0;",
+    ),
 ]

@@ -31,6 +31,11 @@ def core(open_store: Callable[..., pmstore.Store]) -> Iterator[Core]:
     assert len(store) == 1 and store.check().ok
 
 
+def test_a_descriptor_that_is_not_open() -> None:
+    assert lib.pm_open(-1, lib.PM_MEDIA_AUTO, 0, 0, ffi.NULL, ffi.new("pm_store **")) == lib.PM_IO
+    assert ffi.string(lib.pm_message()) == b"cannot look at the file: Bad file descriptor"
+
+
 @pytest.mark.parametrize("key", [b"", bytes(KEY_MAX + 1)])
 def test_keys_have_a_length(core: Core, key: bytes) -> None:
     core.put(b"k", Entry(0, 0, 1, 0, b""))

@@ -116,8 +116,9 @@ class _Pickler(pickle.Pickler):
     needs_program = False
 
     def reducer_override(self, one: Any) -> Any:
-        if isinstance(one, type | types.FunctionType) and one.__module__ == "__main__":
-            self.needs_program = True
+        if getattr(one, "__module__", None) == "__main__":
+            by_name = isinstance(one, type | types.FunctionType) or isinstance(one.__reduce_ex__(5), str)
+            self.needs_program |= by_name
         return NotImplemented
 
 

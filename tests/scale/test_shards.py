@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import sys
@@ -327,10 +328,15 @@ def load(*arguments: Any) -> Any:
     return ROWS
 
 
-@pytest.mark.parametrize("shard", [Shard(load), Shard(Loader()), Shard(np.asarray, [{"x": Loader}])])
+@functools.lru_cache
+def cached(*arguments: Any) -> Any:
+    return ROWS
+
+
+@pytest.mark.parametrize("shard", [Shard(load), Shard(Loader()), Shard(cached), Shard(np.asarray, [{"x": Loader}])])
 def test_without_cloudpickle_parts_of_the_program_are_refused(shard: Shard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cloudpickle", None)
-    for one in (load, Loader):
+    for one in (load, Loader, cached):
         monkeypatch.setattr(one, "__module__", "__main__")
         monkeypatch.setattr(sys.modules["__main__"], one.__name__, one, raising=False)
     with pytest.raises(TypeError, match="a part of it is defined in the program .* pip install cloudpickle"):

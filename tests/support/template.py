@@ -203,7 +203,7 @@ def template(modules: Sequence[str], **fixed: str) -> Template:
     fixed["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     key = json.dumps([os.getpid(), modules, fixed], sort_keys=True)
     if key not in _templates:
-        _templates[key] = Template(modules, fixed)
+        _templates[key] = Template(modules, fixed, ROOT)
     return _templates[key]
 
 

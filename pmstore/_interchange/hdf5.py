@@ -34,6 +34,10 @@ _ONLY_LENGTH = "This is a netCDF dimension but not a netCDF variable"  # how the
 # text, which they follow and free. So it is read like other attributes, and a user's own attribute of this name is
 # written to ATTRIBUTES.
 _LABELS = "DIMENSION_LABELS"
+_FILLS = {  # netCDF's fill values, by kind and size
+    **{"i1": -127, "i2": -32767, "i4": 1 - (1 << 31), "i8": 2 - (1 << 63)},
+    **{"u1": 255, "u2": 65535, "u4": (1 << 32) - 1, "u8": (1 << 64) - 2, "f4": 15.0 * 2.0**119, "f8": 15.0 * 2.0**119},
+}
 _OF_NETCDF = {"_NCProperties", "_nc3_strict"}  # attributes of a file of netCDF-4: at least one of them
 
 
@@ -381,7 +385,7 @@ def _dataset(h5py: Any, path: str, member: Any, name: str, found: Found, lengths
             for place in _places(member, shape):
                 sizes = [part.stop - part.start for part in place]
                 if not plain:
-                    yield _elements(_filled(member[place], (*sizes, *inner), member.fillvalue), dtype)
+                    yield _elements(_filled(member[place], (*sizes, *inner), _fill_of(h5py, member)), dtype)
                     continue
                 if buffer.size < math.prod(sizes):
                     buffer = np.empty(math.prod(sizes), dtype)
@@ -411,6 +415,13 @@ def _shape_in_netcdf(h5py: Any, member: Any, lengths: dict[Any, int]) -> tuple[i
         )
     except (AttributeError, IndexError, KeyError, OSError, RuntimeError, TypeError, ValueError):  # no scales
         return shape
+
+
+def _fill_of(h5py: Any, member: Any) -> Any:
+    """What netCDF shows of a variable behind its end: the fill value of its type, unless it has one of its own."""
+    if member.id.get_create_plist().fill_value_defined() == h5py.h5d.FILL_VALUE_USER_DEFINED:
+        return member.fillvalue
+    return _FILLS.get(f"{member.dtype.kind}{member.dtype.itemsize}", member.fillvalue)
 
 
 def _filled(block: Any, shape: tuple[int, ...], value: Any) -> Any:

@@ -120,17 +120,19 @@ def test_unlimited_axes_of_netcdf(store: pmstore.Store, tmp_path: Path, monkeypa
             ("c", np.ones((2, 1)), (2, None)),
             ("d", np.zeros((0, 2), "i2"), (None, 2)),
             ("s", np.array(["x"], texts), (None,)),
+            ("unfilled", np.ones(1), (None,)),
             ("alone", np.arange(3), (None,)),
         ):
-            fill = None if data.dtype == object else -5
+            fill = None if data.dtype == object or name == "unfilled" else -5
             file.create_dataset(name, data=data, maxshape=axes, chunks=(2,) * data.ndim, fillvalue=fill)
         for name, length, most in (("t", 0, None), ("x", 2, 2)):
             file.create_dataset(name, (length,), "f4", maxshape=(most,))
             file[name].make_scale(f"This is a netCDF dimension but not a netCDF variable.{length:10}")
-        for name, scales in (("a", "t"), ("b", "t"), ("c", "xt"), ("d", "tx"), ("s", "t")):
+        for name, scales in (("a", "t"), ("b", "t"), ("c", "xt"), ("d", "tx"), ("s", "t"), ("unfilled", "t")):
             for axis, scale in enumerate(scales):
                 file[name].dims[axis].attach_scale(file[scale])
-    assert pmstore.load_into(store, tmp_path / "x.nc") == 6
+    assert pmstore.load_into(store, tmp_path / "x.nc") == 7
+    assert store["unfilled"].tolist() == [1.0] + [9.9692099683868690e36] * 8
     assert store["a"].tolist() == list(range(9)) and store["b"].tolist() == [0, 1] + [-5] * 7
     assert store["c"].tolist() == [[1.0] + [-5.0] * 8] * 2 and store["d"].tolist() == [[-5, -5]] * 9
     assert store["s"].tolist() == ["x"] + [""] * 8 and store["alone"].tolist() == [0, 1, 2]

@@ -35,8 +35,16 @@ _ONLY_LENGTH = "This is a netCDF dimension but not a netCDF variable"  # how the
 # written to ATTRIBUTES.
 _LABELS = "DIMENSION_LABELS"
 _FILLS = {  # netCDF's fill values, by kind and size
-    **{"i1": -127, "i2": -32767, "i4": 1 - (1 << 31), "i8": 2 - (1 << 63)},
-    **{"u1": 255, "u2": 65535, "u4": (1 << 32) - 1, "u8": (1 << 64) - 2, "f4": 15.0 * 2.0**119, "f8": 15.0 * 2.0**119},
+    "i1": -127,
+    "i2": -32767,
+    "i4": 1 - (1 << 31),
+    "i8": 2 - (1 << 63),
+    "u1": 255,
+    "u2": 65535,
+    "u4": (1 << 32) - 1,
+    "u8": (1 << 64) - 2,
+    "f4": 15.0 * 2.0**119,
+    "f8": 15.0 * 2.0**119,
 }
 _OF_NETCDF = {"_NCProperties", "_nc3_strict"}  # attributes of a file of netCDF-4: at least one of them
 

@@ -15,6 +15,7 @@ from pmstore._display import size_text
 from pmstore._errors import CorruptStoreError, OutOfSpaceError
 from pmstore._store.cores import opened_core
 from pmstore._store.file_format import refuse_unknown_features
+from pmstore._store.held import FileLock
 from pmstore._store.lineage import entry_of, lineage_of, parent_of
 from pmstore._store.new_store import SLABS, Progress, written_anew
 from pmstore._store.opening import locked, path_of
@@ -63,16 +64,19 @@ def compact(path: str | bytes | os.PathLike[Any], *, progress: Progress | None =
     StoreNotFoundError, ReadOnlyStoreError, StoreIOError, NotAStoreError, FormatVersionError
     """
     name = path_of(path)
-    with locked(name) as held:
-        source = Catalog(opened_core(name, held, "auto", read_only=True), read_only=True)
-        try:
-            refuse_unknown_features(held.fd, name)  # the new file would lack what they mean
-            report = check(source)
-            if not report.ok:
-                raise CorruptStoreError(f"{name!r} is damaged; pmstore.salvage copies what is sound: {report}")
-            return _compacted(name, source, os.fstat(held.fd), progress)
-        finally:
-            source.close()
+    return locked(name, lambda held: _in_place(name, held, progress))
+
+
+def _in_place(name: str, held: FileLock, progress: Progress | None) -> int:
+    source = Catalog(opened_core(name, held, "auto", read_only=True), read_only=True)
+    try:
+        refuse_unknown_features(held.fd, name)  # the new file would lack what they mean
+        report = check(source)
+        if not report.ok:
+            raise CorruptStoreError(f"{name!r} is damaged; pmstore.salvage copies what is sound: {report}")
+        return _compacted(name, source, os.fstat(held.fd), progress)
+    finally:
+        source.close()
 
 
 def _compacted(name: str, source: Catalog, status: os.stat_result, progress: Progress | None) -> int:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 from pmstore._errors import FormatVersionError
 from pmstore._store.cores import opened_core
 from pmstore._store.header import NEWEST, PLACES, SIZE, newest_header
+from pmstore._store.held import FileLock
 from pmstore._store.opening import locked, path_of
 
 __all__ = ["FileFormat", "file_format", "refuse_unknown_features", "upgrade"]
@@ -67,12 +68,15 @@ def upgrade(path: str | bytes | os.PathLike[Any]) -> int:
     StoreNotFoundError, ReadOnlyStoreError, StoreIOError, OutOfSpaceError, NotAStoreError, CorruptStoreError
     """
     name = path_of(path)
-    with locked(name) as held:
-        before = file_format(held.fd).version
-        core = opened_core(name, held, "auto", read_only=False)  # it recovers the store, which may write the header
-        try:
-            if file_format(held.fd).version < NEWEST:
-                core.checkpoint()
-        finally:
-            core.close()
-        return before
+    return locked(name, lambda held: _upgraded(name, held))
+
+
+def _upgraded(name: str, held: FileLock) -> int:
+    before = file_format(held.fd).version
+    core = opened_core(name, held, "auto", read_only=False)  # it recovers the store, which may write the header
+    try:
+        if file_format(held.fd).version < NEWEST:
+            core.checkpoint()
+    finally:
+        core.close()
+    return before

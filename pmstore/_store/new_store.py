@@ -90,8 +90,11 @@ def new_file(path: str, replaced: tuple[str, os.stat_result] | None = None) -> I
         _give_name(temporary, real, path, replaced)
         held.unlock()
     except BaseException:
-        opening._unlink(temporary)
-        held.unlock()
+        try:
+            _give_up(temporary, held)
+        except BaseException:  # an interrupt, perhaps before `later`
+            _give_up(temporary, held)
+            raise
         raise
 
 
@@ -134,6 +137,12 @@ def written_anew(
             if not core.gone:
                 with contextlib.suppress(Error):
                     catalog.close(discard=True)
+
+
+def _give_up(temporary: str, held: FileLock) -> None:
+    with later():
+        opening._unlink(temporary)
+        held.unlock()
 
 
 def _take_over(fd: int, path: str, real: str, status: os.stat_result) -> None:

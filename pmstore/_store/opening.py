@@ -11,8 +11,8 @@ import stat
 import sys
 import time
 import warnings
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from pmstore import _core
@@ -45,6 +45,7 @@ from pmstore._trace import Trace
 
 __all__ = ["MODES", "is_memory", "lock_file", "locked", "open_source", "outside", "path_of", "seconds"]
 
+T = TypeVar("T")
 MODES = ("r", "r+", "a", "w", "x")
 
 _TEMPORARY = ".pmstore-creating-"
@@ -228,18 +229,22 @@ def lock_file(
             raise refused(error, path) from error
 
 
-@contextlib.contextmanager
-def locked(path: str) -> Iterator[FileLock]:
-    """The file of a store that exists, locked until the end of the block, which closes it. Errors as of `lock_file`."""
+def locked(path: str, work: Callable[[FileLock], T]) -> T:
+    """What a function returns that gets the locked file of a store that exists, and closes it. Errors as of
+    `lock_file`.
+
+    No context of a generator: the traceback of an interrupt would keep the generator, and the generator the lock.
+    """
     held = None
     try:
         with later():
             held = lock_file(path, "r+", "auto", 0.0, outside()[1])
-        yield held
+        result = work(held)
         held.unlock()
+        return result
     except BaseException:
         if held is not None:
-            held.unlock()
+            held.unlock()  # perhaps once more: an interrupt may have come at its beginning
         raise
 
 

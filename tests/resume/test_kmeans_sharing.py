@@ -30,8 +30,8 @@ from pmstore._resume import sklearn as _sklearn  # noqa: E402
 from pmstore._store import held  # noqa: E402
 from pmstore.cluster import KMeans  # noqa: E402
 from pmstore.cluster._lloyd import Lloyd  # noqa: E402
-from tests.store.test_interrupted_openings import signalled_at  # noqa: E402
 from tests.store.test_transactions import in_thread  # noqa: E402
+from tests.support.interrupting import signalled_at  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import gc
 import signal
 import sys
-import threading
 
 import numpy as np
 import pytest
@@ -16,32 +14,7 @@ import pmstore
 from pmstore import _interrupts as interrupts
 from tests.conftest import run_in_fork
 from tests.store.test_transactions import Stop, in_thread
-
-
-def signalled_at(event_number, function, number=signal.SIGINT):
-    """The same as interrupted_at, also in Python's own locks and contexts, by a signal whose handler may be put off.
-    False if it came too late."""
-    seen = 0
-    places = pmstore.__path__[0], contextlib.__file__, threading.__file__
-
-    def profile(frame, event, argument):
-        nonlocal seen
-        if frame.f_code.co_filename.startswith(places) and event in ("call", "c_return"):
-            seen += 1
-            if seen == event_number:
-                sys.setprofile(None)
-                signal.raise_signal(number)
-
-    gc.disable()  # the end of another store is no moment of this function
-    sys.setprofile(profile)
-    try:
-        function()
-    except KeyboardInterrupt:
-        pass
-    finally:
-        sys.setprofile(None)
-        gc.enable()
-    return seen >= event_number
+from tests.support.interrupting import signalled_at
 
 
 def opens_and_closes(path):

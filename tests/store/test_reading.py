@@ -20,7 +20,7 @@ from pmstore._snapshot import Snapshot
 from pmstore._store import following
 from pmstore._values import values
 from tests.conftest import run_in_fork
-from tests.store.test_interrupted_openings import signalled_at
+from tests.support.interrupting import signalled_at
 
 Open = Callable[..., pmstore.Store]
 

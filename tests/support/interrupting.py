@@ -1,8 +1,9 @@
-"""Interrupts at each moment of a call, also inside the locks and threads of Python's own modules."""
+"""Interrupts at each moment of a call, also inside the locks, contexts and threads of Python's own modules."""
 
 from __future__ import annotations
 
 import concurrent.futures.thread
+import contextlib
 import gc
 import signal
 import sys
@@ -13,14 +14,30 @@ from typing import Any
 
 import pmstore
 
-_PLACES = (pmstore.__path__[0], threading.__file__, concurrent.futures.__path__[0])
+_PLACES = (pmstore.__path__[0], contextlib.__file__, threading.__file__, concurrent.futures.__path__[0])
+
+
+def signalled_at(moment: int, function: Callable[[], object], number: int = signal.SIGINT) -> bool:
+    """Call the function with a signal at the n-th moment when Python would run its handler: a Python function begins,
+    or a C function returns to one. Returns False if there are fewer moments. The function may raise nothing but
+    KeyboardInterrupt. The handler may be put off, and what it raises be lost in a finalizer."""
+    return _called(moment, function, number)[0]
 
 
 def interrupted_at(moment: int, function: Callable[[], object]) -> bool:
-    """Call the function with a Ctrl-C at the n-th moment when Python would run the handler of one: a Python function
-    begins, or a C function returns to one. Returns False if there are fewer moments. The function may raise nothing but
-    KeyboardInterrupt, and has to raise that."""
-    seen = 0
+    """The same with a Ctrl-C, for which the function has to raise KeyboardInterrupt."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        reached, raised = _called(moment, function, signal.SIGINT)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert raised or not reached, "the interrupt was lost"
+    return raised
+
+
+def _called(moment: int, function: Callable[[], object], number: int) -> tuple[bool, bool]:
+    """Whether the moment came, and whether the function raised KeyboardInterrupt."""
+    seen, raised = 0, False
 
     def profile(frame: FrameType, event: str, argument: Any) -> None:
         nonlocal seen
@@ -28,18 +45,15 @@ def interrupted_at(moment: int, function: Callable[[], object]) -> bool:
             seen += 1
             if seen == moment:
                 sys.setprofile(None)
-                signal.raise_signal(signal.SIGINT)
+                signal.raise_signal(number)
 
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.disable()  # a finalizer is no moment of this function
     sys.setprofile(profile)
     try:
         function()
     except KeyboardInterrupt:
-        return True
+        raised = True
     finally:
         sys.setprofile(None)
         gc.enable()
-        signal.signal(signal.SIGINT, before)
-    assert seen < moment, "the interrupt was lost"
-    return False
+    return seen >= moment, raised

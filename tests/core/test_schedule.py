@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import itertools
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -58,17 +60,23 @@ def test_a_seed_gives_one_order_and_others_give_others(tmp_path: Path, durabilit
     assert len(set(orders)) > 2
 
 
-def test_recordings_say_which_thread_fenced(directory: Path) -> None:
-    """A fence orders what its thread streamed, and what was handed over (M3), as the thread that writes back does."""
+def written_back(directory: Path) -> Iterator[np.ndarray[Any, Any]]:
+    """The events of runs in which a thread writes back."""
     if not MEMORY.is_dir():
         pytest.skip("no /dev/shm")
-    beside = 0
     for seed in range(1, 9):
         path = directory / f"{seed}.pm"
         with Recorder(path, "memory", seed, pace=128) as recorder, pmstore.open(path) as store:
             rows(store)
+        yield events_of(recorder.recording)
+
+
+def test_recordings_say_which_thread_fenced(directory: Path) -> None:
+    """A fence orders what its thread streamed, and what was handed over (M3), as the thread that writes back does."""
+    beside = 0
+    for run in written_back(directory):
         streamed: set[int] = set()
-        for event in events_of(recorder.recording):
+        for event in run:
             if event["kind"] == lib.PM_EVENT_STREAM:
                 streamed.add(int(event["thread"]))
             elif event["kind"] in (lib.PM_EVENT_FENCE, lib.PM_EVENT_HAND_OVER):
@@ -80,15 +88,10 @@ def test_recordings_say_which_thread_fenced(directory: Path) -> None:
 
 def test_the_thread_that_writes_back_is_woken_for_each_large_commit(directory: Path) -> None:
     """Not only for the one for which it was started (D13)."""
-    if not MEMORY.is_dir():
-        pytest.skip("no /dev/shm")
     most = 0
-    for seed in range(1, 9):
-        path = directory / f"{seed}.pm"
-        with Recorder(path, "memory", seed, pace=128) as recorder, pmstore.open(path) as store:
-            rows(store)
+    for run in written_back(directory):
         commit, beside = 0, set()
-        for event in events_of(recorder.recording):
+        for event in run:
             commit += event["kind"] == lib.PM_EVENT_COMMIT_BEGIN
             if event["kind"] == lib.PM_EVENT_STREAM and event["thread"]:
                 beside.add(commit)

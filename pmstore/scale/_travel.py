@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
+
+from pmstore.scale._messages import Array
 
 T = TypeVar("T")
-Array = npt.NDArray[Any]
 
 
 def packed(value: Any, what: str) -> bytes:

@@ -66,8 +66,7 @@ enum {
 
 /* ---- life ------------------------------------------------------------------------------------------------ */
 
-/* The byte of the file on which a process that has the store open holds a POSIX lock. The lock tells other processes
- * its number. */
+/* On this byte of the file, a process that has the store open holds a POSIX lock, which tells others its number. */
 extern const uint64_t pm_pid_byte;
 
 enum {
@@ -84,6 +83,9 @@ enum {
  * PM_INVALID if the file is not empty, or can't have this medium; PM_NOT_A_STORE if it is not a regular file; PM_IO,
  * PM_NO_SPACE, PM_NO_MEMORY. */
 pm_status pm_format(int fd, pm_media_kind media, pm_trace *trace);
+
+/* Renames a file, in one step and only if no file has the new name. Gives errno; EINVAL: the file system can't. */
+int pm_rename_file(const char *from, const char *to);
 
 /* Opens a store, and recovers it if the last process that had it ended in a crash.
  *
@@ -106,8 +108,6 @@ enum {
 
 /* Makes the committed image durable, empties the log and lets the file go. Pending changes are dropped: commit first.
  * Memory under living buffers is copied to anonymous memory at the same address, and stays readable and writable.
- *
- *   flags   0, or PM_CLOSE_DISCARD and PM_CLOSE_EXITING
  *
  * PM_NO_MEMORY: there is none for the living buffers, and the store is still open. After any other status the store is
  * closed and must not be used again; its last buffer frees it. PM_IO, PM_FAILED: the last commit is not known to be

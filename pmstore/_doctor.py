@@ -15,6 +15,7 @@ import numpy as np
 
 import pmstore
 from pmstore._display import size_text
+from pmstore._store.mounts import mount_of
 
 __all__ = ["examine", "lines"]
 
@@ -29,6 +30,11 @@ SURVIVES = {
     "memory": "a commit survives a power cut: it is flushed to the memory",
     "disk": "a commit survives a power cut, if the disk honours flushes",
 }
+SERVERS = {"nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "ceph", "lustre"}
+_BY_SERVER = (
+    "a commit is on the server when it returns, and survives a power cut of this machine; what one of the "
+    "server takes depends on the server"
+)
 IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs", "rootfs"}
 _IGNORED = "the kernel ignores syncs of files on this overlay: a power cut may take any commit"
 _KEPT_BY_THE_DISK = "no sync flushes the disk's cache: a power cut may take commits"
@@ -121,41 +127,11 @@ def _limit(which: int) -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
-def _file_system(directory: str) -> dict[str, str | None]:
-    """Type and options of the mount that a directory is on, and the type below the upper layer of an overlay, if this
-    process sees that layer. mountinfo names a mount by its device."""
-    device = os.stat(directory).st_dev
-    number = f"{os.major(device)}:{os.minor(device)}"
-    found: dict[str, str | None] = {"type": "unknown", "options": "", "upper": None}
-    longest = -1
-    real = os.path.realpath(directory)
-    for line in _read("/proc/self/mountinfo").splitlines():
-        left, _, right = line.partition(" - ")
-        fields, more = left.split(), right.split()
-        point = fields[4].replace("\\040", " ")
-        above = os.path.commonpath([point, real]) == point
-        if fields[2] == number and above and len(point) > longest:
-            longest = len(point)
-            found = {"type": more[0], "options": ",".join([fields[5], *more[2:]]), "upper": None}
-    upper = _upper_layer(found)
-    if upper is not None and os.path.isdir(upper) and os.stat(upper).st_dev != device:
-        below = _file_system(upper)
-        found["upper"] = below["upper"] or below["type"]
-    return found
-
-
-def _upper_layer(found: dict[str, str | None]) -> str | None:
-    """The directory that takes the changes of an overlay; None for other file systems. The path is that of the process
-    that mounted it: a container does not see it."""
-    options = (found["options"] or "").split(",") if found["type"] == "overlay" else []
-    return next((option.partition("=")[2] for option in options if option.startswith("upperdir=")), None)
-
-
 def _directory(directory: str) -> dict[str, Any]:
     path = os.path.abspath(os.path.expanduser(directory))
     found: dict[str, Any] = {"path": path, "error": None, "medium": None, "domain": None, "tracker": None}
     try:
-        found |= _file_system(path)
+        found |= mount_of(path)
         found["free"] = shutil.disk_usage(path).free
         found |= _try(path)
     except (OSError, pmstore.Error, ValueError) as error:
@@ -205,6 +181,8 @@ def _survives(place: dict[str, Any]) -> str:
         over = f"an overlay whose changes are on {upper}" if upper in IN_MEMORY else str(kind)
         note = f"{SURVIVES['process']}: the bytes of {over} are in its memory only"
         return note if domain in ("process", "disk") else f"{note} (domain {domain}: an emulation of persistent memory)"
+    if kind in SERVERS and domain == "disk":
+        return _BY_SERVER
     options = place["options"].split(",")
     unsafe = next((option for option in options if option in WITHOUT_SYNCS), None)
     if unsafe is not None:

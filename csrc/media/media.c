@@ -49,11 +49,17 @@ static pm_status find_domain(const file_facts *file, pm_media_kind kind, pm_doma
     return PM_OK;
 }
 
+/* A client of 9p gives the type of its server's file system. Only files of tmpfs can tell their seals. */
+static bool is_tmpfs(int fd, const struct statfs *fs)
+{
+    return fs->f_type == TMPFS_MAGIC && fcntl(fd, F_GET_SEALS) >= 0;
+}
+
 /* On tmpfs the number of blocks is exact, but it includes blocks behind the end. lseek takes pages for holes that were
  * reserved and never written, so it is asked only where the number does not tell. */
 static bool has_holes(int fd, const struct stat *file, const struct statfs *fs)
 {
-    if (fs->f_type != TMPFS_MAGIC || !fs->f_blocks) return false; /* f_blocks 0: without a limit, such as a memfd */
+    if (!is_tmpfs(fd, fs) || !fs->f_blocks) return false; /* f_blocks 0: without a limit, such as a memfd */
     uint64_t size = pm_round_up((uint64_t)file->st_size, PM_PAGE), owned = (uint64_t)file->st_blocks * 512;
     return owned < size || (owned > size && lseek(fd, 0, SEEK_HOLE) < file->st_size);
 }
@@ -70,7 +76,7 @@ pm_status pm_media_of(int fd, pm_media_kind *kind, pm_domain *domain)
     struct statfs fs;
     file_facts file;
     if (fstatfs(fd, &fs) || fstat(fd, &file.status)) return pm_fail_errno("cannot look at the file");
-    file.tmpfs = fs.f_type == TMPFS_MAGIC;
+    file.tmpfs = is_tmpfs(fd, &fs);
     file.dax = !file.tmpfs && pm_dax_is(fd);
     file.answer = pm_dax_ask(fd, file.dax, &file.status);
     *kind = best_kind(&file);
@@ -107,7 +113,7 @@ pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_o
     if (fstat(fd, &file.status) || fstatfs(fd, &fs)) return pm_fail_errno("cannot look at the file");
     if (!S_ISREG(file.status.st_mode)) return pm_fail(PM_NOT_A_STORE, "not a regular file");
     media->size = (uint64_t)file.status.st_size;
-    file.tmpfs = fs.f_type == TMPFS_MAGIC;
+    file.tmpfs = is_tmpfs(fd, &fs);
     if (!file.tmpfs && !read_only) media->fs = pm_file_system_of(fd, &file.status, &fs);
     file.dax = media->fs.dax || (!file.tmpfs && read_only && pm_dax_is(fd));
     file.answer = pm_dax_ask(fd, file.dax, &file.status);
@@ -193,6 +199,14 @@ pm_status pm_media_own_space(pm_media *media, uint64_t size)
     return media->holes && !media->lent ? pm_media_fill_holes(media) : PM_OK;
 }
 
+/* A first mapping, which the file system itself may refuse. */
+static pm_status map_refused(uint64_t size)
+{
+    if (errno != EINVAL && errno != ENODEV) return pm_address_refused("cannot map the file", size);
+    return pm_fail(PM_IO, "cannot map the file: its file system has no shared mappings, and a store needs one: mount "
+                          "9p with cache=mmap, FUSE without direct_io, or use another file system");
+}
+
 pm_status pm_media_map(pm_media *media)
 {
     uint64_t size = pm_round_up(media->size, PM_PAGE);
@@ -205,7 +219,8 @@ pm_status pm_media_map(pm_media *media)
     bool grows = media->view; /* which keeps the flag below */
     void *view = grows ? pm_address_resize(media->view, media->mapped, size)
                        : mmap(NULL, size, access, how, media->fd, 0);
-    if (!view || view == MAP_FAILED) return pm_address_refused("cannot map the file", size);
+    if (!grows && view == MAP_FAILED) return map_refused(size);
+    if (!view) return pm_address_refused("cannot map the file", size);
     media->view = view;
     media->mapped = size;
     /* A forked child must not reach the file; it has its copy of the private pages. Where a sandbox forbids madvise,

@@ -1,5 +1,11 @@
 /* Makes an empty store. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/fs.h>
 #include <stdlib.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include "space/catalog.h"
 #include "log/log.h"
@@ -33,4 +39,9 @@ pm_status pm_format(int fd, pm_media_kind kind, pm_trace *trace)
     media.fd = -1; /* it is the caller's */
     pm_media_close(&media);
     return status;
+}
+
+int pm_rename_file(const char *from, const char *to)
+{
+    return syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE) ? errno : 0;
 }

@@ -22,10 +22,12 @@ from pmstore._errors import (
     OutOfSpaceError,
     ReadOnlyStoreError,
     StoreExistsError,
+    StoreIOError,
     StoreIsADirectoryError,
     StoreLockedError,
     StoreNotFoundError,
     class_of_write,
+    of,
     refused,
 )
 from pmstore._interrupts import deliver, later
@@ -41,6 +43,7 @@ from pmstore._store.held import (
     registry_lock,
     sweep,
 )
+from pmstore._store.mounts import mount_of
 from pmstore._trace import Trace
 
 __all__ = ["MODES", "is_memory", "lock_file", "locked", "open_source", "outside", "path_of", "seconds"]
@@ -346,6 +349,8 @@ def _create(
             raise OutOfSpaceError(error.errno, f"{path!r} can't be created: {error}") from None
         except (FileNotFoundError, StoreLockedError):  # a sweep took the file before it was locked
             raise _Changed from None
+        except StoreIOError as error:
+            raise of(path, error) from None
         _sync_directory(directory)
         held = FileLock(fd, where, lock_fd, True, opens)
         undo.pop_all()
@@ -361,6 +366,12 @@ def _rename(temporary: str, real: str, replace: bool) -> None:
     """Give a file its own name. A directory may let files be created and none removed (chattr +a): a warning names the
     temporary file that stays there."""
     if replace:
+        if mount_of(os.path.dirname(real))["type"] in ("cifs", "smb3"):
+            text = (
+                f"{real!r} can't be replaced: on SMB the system deletes a file that is replaced while it is open, and "
+                "keeps no other. Make the new store under another name, or delete the old one first"
+            )
+            raise ReadOnlyStoreError(errno.EBUSY, text, real)
         try:
             os.replace(temporary, real)
         except PermissionError as error:
@@ -370,20 +381,45 @@ def _rename(temporary: str, real: str, replace: bool) -> None:
             raise ReadOnlyStoreError(error.errno, text, real) from error
         return
     try:
+        _core.rename_file(temporary, real)
+    except FileExistsError:
+        raise
+    except OSError:  # what else is wrong, the other ways tell
+        if not _link(temporary, real):
+            _rename_in_turn(temporary, real)
+
+
+def _link(temporary: str, real: str) -> bool:
+    """Rename a file where it takes a hard link: NFS, and directories in which files may be linked and not removed.
+    False where there are no hard links, and on 9p, where an open file is lost with the first of its names."""
+    if mount_of(os.path.dirname(real))["type"] == "9p":
+        return False
+    try:
         os.link(temporary, real)
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
             raise
-        # A file system without hard links: two creators at once may both win here, and the loser notices by the inode.
+        return False
+    try:
+        os.unlink(temporary)
+    except OSError as error:
+        text = f"{real!r} is complete, but its temporary name {temporary!r} can't be removed: {error.strerror}"
+        warnings.warn(text, UserWarning, stacklevel=outside()[0])
+    return True
+
+
+def _rename_in_turn(temporary: str, real: str) -> None:
+    """Rename a file where the system does not look for another one in the same step. Creators of this machine take
+    turns."""
+    directory = os.open(os.path.dirname(real), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # not every file system has such locks
+            fcntl.flock(directory, fcntl.LOCK_EX)
         if os.path.lexists(real):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), real) from None
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), real)
         os.rename(temporary, real)
-    else:
-        try:
-            os.unlink(temporary)
-        except OSError as error:
-            text = f"{real!r} is complete, but its temporary name {temporary!r} can't be removed: {error.strerror}"
-            warnings.warn(text, UserWarning, stacklevel=outside()[0])
+    finally:
+        os.close(directory)
 
 
 def _sync_directory(directory: str) -> None:

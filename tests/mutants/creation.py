@@ -9,19 +9,22 @@ from typing import Any
 import numpy as np
 
 import pmstore
+from pmstore import _core
 from pmstore._store import opening
 from tests.mutants.damage import Noticed
 
+RENAMES = ("rename_file", "link", "rename", "replace")
+
 
 class Watched:
-    """The os module, for the module that creates stores: its operations on files are noted, in order."""
+    """A module, for the one that creates stores: its operations on files are noted, in order."""
 
-    def __init__(self) -> None:
-        self.done: list[tuple[str, str]] = []
+    def __init__(self, module: Any, done: list[tuple[str, str]]) -> None:
+        self.module, self.done = module, done
 
     def __getattr__(self, name: str) -> Any:
-        function = getattr(os, name)
-        if name not in ("fsync", "link", "rename", "replace", "unlink"):
+        function = getattr(self.module, name)
+        if name not in ("fsync", "unlink", *RENAMES):
             return function
 
         def noted(*arguments: Any, **options: Any) -> Any:
@@ -37,21 +40,20 @@ def names_of_new_files(directory: Path, medium: str) -> None:
     """The file is durable before it gets its name, and the name is durable before the store opens."""
     path = directory / f"created-{medium}.pm"
     for mode in ("x", "w"):
-        watched = Watched()
-        opening.os = watched  # type: ignore[assignment]
+        done: list[tuple[str, str]] = []
+        opening.os, opening._core = Watched(os, done), Watched(_core, done)  # type: ignore[assignment]
         try:
             store = pmstore.open(path, mode, media=medium)
         finally:
-            opening.os = os
-        done = [name for name, _ in watched.done]
-        named = next((i for i, name in enumerate(done) if name in ("link", "rename", "replace")), None)
-        if named is None or not watched.done[named][1].startswith(str(directory / ".pmstore-creating-")):
-            raise Noticed("names", f"a store was not written under another name first: {watched.done}")
-        if ("fsync", watched.done[named][1]) not in watched.done[:named]:
+            opening.os, opening._core = os, _core
+        named = next((i for i, (name, _) in enumerate(done) if name in RENAMES), None)
+        if named is None or not done[named][1].startswith(str(directory / ".pmstore-creating-")):
+            raise Noticed("names", f"a store was not written under another name first: {done}")
+        if ("fsync", done[named][1]) not in done[:named]:
             raise Noticed("names", "a file got its name before it was durable")
-        if ("unlink", str(path)) in watched.done:
+        if ("unlink", str(path)) in done:
             raise Noticed("names", "the old store is gone before the new one has its name")
-        if ("fsync", str(directory)) not in watched.done[named:]:
+        if ("fsync", str(directory)) not in done[named:]:
             raise Noticed("names", "the directory was not synced after the name changed")
         store["x"] = np.ones(1000)
         store.commit()

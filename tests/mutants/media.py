@@ -280,7 +280,7 @@ CREATION = [
         "_sync_directory(directory)",
         "pass",
         "an acknowledged store is missing",
-        within="raise _Changed from None\n        _sync_directory(directory)",
+        within="raise of(path, error) from None\n        _sync_directory(directory)",
     ),
     Mutant(
         "named-before-it-is-written",

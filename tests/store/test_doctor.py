@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore import _doctor
 from pmstore._cli import main
+from pmstore._store import mounts as mount_table
 from tests.conftest import MEMORY, Medium
 
 
@@ -83,8 +83,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch, mounts: dict[Path, str]) -> None:
     for directory, shown in mounts.items():
         device = os.stat(directory).st_dev
         table += f"36 35 {os.major(device)}:{os.minor(device)} / {directory} rw,relatime shared:1 - {shown}\n"
-    read = _doctor._read
-    monkeypatch.setattr(_doctor, "_read", lambda path: table if path == "/proc/self/mountinfo" else read(path))
+    monkeypatch.setattr(mount_table, "_mountinfo", lambda: table)
 
 
 @pytest.mark.parametrize("domain", ["", "memory"])
@@ -102,6 +101,7 @@ def test_memory_does_not_outlive_the_machine(
     [
         ("ramfs none rw", "not that of the machine: the bytes of ramfs are in its memory only"),
         ("ext4 /dev/sda1 rw,nobarrier", "a power cut may take commits (it is mounted with 'nobarrier')"),
+        ("nfs4 server:/home rw,vers=4.2", "what one of the server takes depends on the server"),
         ("ext4 /dev/sda1 rw,data=ordered", "a commit survives a power cut, if the disk honours flushes"),
         (
             "overlay overlay rw,lowerdir=/x,upperdir=/none",

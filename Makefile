@@ -46,7 +46,7 @@ SANITIZER_ENV = LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -prin
 # Without files of compiled modules, each of the hundreds of processes compiles what it imports, and pytest all tests.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help demo test test-dax test-archive test-crash-files test-golden test-frames test-torch test-scale test-frameworks test-browser test-aarch64 test-gallery docs build strict style lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel release check clean
+.PHONY: help demo test test-dax test-filesystems test-archive test-crash-files test-golden test-frames test-torch test-scale test-frameworks test-browser test-aarch64 test-gallery docs build strict style lint sanitize tsan long bench bench-docs bench-filesystems paper paper-docs torture power fuzz mutants mutants-lines mutants-reach sklearn pythons oldest wheel release check clean
 
 help:
 	@sed -n '1,3s/^# //p' Makefile
@@ -66,6 +66,7 @@ help:
 	@echo 'make test-scale  fits over shards, in processes and on dask clusters of two processes; it installs dask'
 	@echo 'make test-frameworks  gradient logs in PyTorch Lightning and Transformers; it installs both, and torch for CPUs'
 	@echo 'make test-dax  persistent memory in an emulated Linux guest, whose power is cut; as root it installs QEMU (docs/dax.md)'
+	@echo 'make test-filesystems  NFS, SMB, 9p, virtiofs, f2fs, exFAT and others in an emulated Linux guest (docs/file-systems.md)'
 	@echo 'make sanitize  the quicker tests of what is written in C under ASan and UBSan'
 	@echo 'make tsan      the tests with threads under ThreadSanitizer'
 	@echo 'make long      the tests marked long, which make test leaves out'
@@ -133,6 +134,11 @@ test-scale: build
 # prints the seed of its power cuts.
 test-dax: build
 	@$(BIN)/python -m tests.dax --jobs $(JOBS) $(if $(SEED),--seed $(SEED)) $(ARGS)
+
+# Where a package is missing, it says which, runs nothing and succeeds. ARGS="nfs smb": these only, as they are called in
+# tests/file_systems/inside.py.
+test-filesystems: build
+	@$(BIN)/python -m tests.file_systems $(ARGS)
 
 # Beside what make test-torch has: PyTorch Lightning, Transformers and Accelerate, with what they need.
 test-frameworks: build

@@ -41,7 +41,8 @@ _PACKAGES = {
     "apt-get": "apt",
 }
 _KERNELS = ("linux-image-6.12-amd64", "linux-image-amd64", "linux-image-generic")
-_MODULES = ("virtio_pci", "nd_pmem", "nfit", "virtio_pmem", "crc32c_generic", "ext4", "xfs", "9pnet_virtio", "9p")
+_MODULES = ("virtio_pci", "crc32c_generic", "ext4", "9pnet_virtio", "9p")
+_OF_MEMORY = ("nd_pmem", "nfit", "virtio_pmem", "xfs")
 _INFO_BLOCK = 2 << 20
 
 RAW = ".raw"
@@ -119,15 +120,15 @@ def _member(name: str, mode: int, contents: bytes = b"") -> bytes:
 _END = _member("TRAILER!!!", 0)
 
 
-def _modules(kernel: Path) -> Iterator[bytes]:
-    """The modules that the guest needs, in the order in which they are loaded."""
+def _modules(kernel: Path, names: Sequence[str]) -> Iterator[bytes]:
+    """These modules and those that they need, in the order in which they are loaded."""
     [folder] = (kernel / "lib/modules").iterdir()
     needs = {}
     for line in (folder / "modules.dep").read_text().splitlines():
         path, _, others = line.partition(":")
         needs[Path(path).name.partition(".")[0].replace("-", "_")] = (path, others.split())
     order: list[str] = []
-    for name in _MODULES:
+    for name in names:
         if name not in needs:
             continue  # it is built in
         path, others = needs[name]
@@ -150,9 +151,11 @@ class Guest:
     ----------
     folder : Path
         Keeps the kernel between runs.
+    modules : sequence of str
+        Of the kernel, beside those that each guest needs; default: those for persistent memory.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, modules: Sequence[str] = _OF_MEMORY) -> None:
         kernel = _kernel(folder / "guest")
         [self.image] = (kernel / "boot").glob("vmlinuz-*")
         busybox = shutil.which("busybox")
@@ -160,7 +163,7 @@ class Guest:
         parts = [_member(name, 0o040755) for name in ("bin", "mod", "proc", "sys", "dev", "host")]
         parts.append(_member("bin/busybox", 0o100755, Path(busybox).read_bytes()))
         parts.append(_member("init", 0o100755, Path(__file__).with_name("init").read_bytes()))
-        parts.extend(_modules(kernel))
+        parts.extend(_modules(kernel, (*_MODULES, *modules)))
         self._bytecode = folder / "bytecode"
         self._first = gzip.compress(b"".join(parts) + _END, 1)
 
@@ -182,6 +185,8 @@ class Guest:
         *,
         fs: str = "none",
         persist: str = "mem-ctrl",
+        shares: Sequence[str] = (),
+        console: Path | None = None,
     ) -> Boot:
         """Boot a guest that runs a command in this source tree.
 
@@ -196,12 +201,17 @@ class Guest:
             The file system of the first device, which is mounted on `FILES` with ``-o dax=always``.
         persist : {"mem-ctrl", "cpu"}
             What the guest is told of the persistence domain.
+        shares : sequence of str
+            QEMU's arguments for what it shares with the guest. "ram" is the guest's memory.
+        console : Path, optional
+            The file for the guest's output; default: beside the first memory.
         """
         setting = {"PYTHONPATH": str(ROOT), "PYTHONPYCACHEPREFIX": str(self._bytecode)}
         shell = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in setting.items())
         shell += f"cd {shlex.quote(str(ROOT))} && exec {shlex.join([sys.executable, *command])}\n"
         own = _member("command", 0o100755, shell.encode()) + _END
-        initrd, console = memories[0].with_suffix(".initrd"), memories[0].with_suffix(".console")
+        console = console or memories[0].with_suffix(".console")
+        initrd = console.with_suffix(".initrd")
         console.write_bytes(b"")
         initrd.write_bytes(self._first + b"\0" * (-len(self._first) % 4) + own)
         devices = []
@@ -212,7 +222,8 @@ class Guest:
             devices += ["-object", backing, "-device", f"{device},id=nv{number},memdev=pm{number}"]
         share = "local,path=/,mount_tag=host,security_model=none,readonly=on,multidevs=remap"
         arguments = {
-            "-machine": f"q35,nvdimm=on,nvdimm-persistence={persist}",
+            "-object": "memory-backend-memfd,id=ram,size=2G,share=on",
+            "-machine": f"q35,memory-backend=ram,nvdimm=on,nvdimm-persistence={persist}",
             "-accel": "tcg",
             "-cpu": "max,la57=off",
             "-smp": "1",  # with two, one sometimes runs a breakpoint that the other has just taken away: "Oops: int3"
@@ -224,7 +235,7 @@ class Guest:
             "-append": f"console=ttyS0 quiet panic=-1 mitigations=off FS={fs}",
         }
         flags = ["-nodefaults", "-no-user-config", "-no-reboot", "-serial", f"file:{console}", "-serial", "stdio"]
-        line = ["qemu-system-x86_64", *flags, *devices, *(word for pair in arguments.items() for word in pair)]
+        line = ["qemu-system-x86_64", *flags, *devices, *shares, *(word for pair in arguments.items() for word in pair)]
         return Boot(line, console, initrd)
 
 

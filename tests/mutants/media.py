@@ -312,10 +312,9 @@ CREATION = [
         "temporary-file-left",
         "F",
         OPENING,
-        "os.unlink(temporary)",
-        "pass",
+        "_core.rename_file(temporary, real)",
+        "os.link(temporary, real)",
         "creating leaves a file",
-        within="else:\n        try:\n            os.unlink(temporary)",
     ),
     Mutant(
         "blocks-of-an-interrupted-growth-count",

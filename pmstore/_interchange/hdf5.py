@@ -8,7 +8,7 @@ import importlib
 import io
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -368,7 +368,7 @@ def _dataset(h5py: Any, path: str, member: Any, name: str, found: Found, lengths
         if not member.ndim:
             found.values[name] = member.asstr()[()]
         else:
-            found.arrays.append(as_text(path, name, shape, lambda: _filled(member.asstr()[...], shape, "")))
+            found.arrays.append(as_text(path, name, shape, lambda: _filled(member.asstr()[...], shape, str)))
         return
     base, inner = member.dtype.subdtype or (member.dtype, ())  # each element may be an array
     dtype = _plain(h5py, base, name)
@@ -393,7 +393,8 @@ def _dataset(h5py: Any, path: str, member: Any, name: str, found: Found, lengths
             for place in _places(member, shape):
                 sizes = [part.stop - part.start for part in place]
                 if not plain:
-                    yield _elements(_filled(member[place], (*sizes, *inner), _fill_of(h5py, member)), dtype)
+                    block = _filled(member[place], (*sizes, *inner), lambda: _fill_of(h5py, member))
+                    yield _elements(block, dtype)
                     continue
                 if buffer.size < math.prod(sizes):
                     buffer = np.empty(math.prod(sizes), dtype)
@@ -432,11 +433,12 @@ def _fill_of(h5py: Any, member: Any) -> Any:
     return _FILLS.get(f"{member.dtype.kind}{member.dtype.itemsize}", member.fillvalue)
 
 
-def _filled(block: Any, shape: tuple[int, ...], value: Any) -> Any:
-    """A block with the value behind its elements, up to the shape."""
+def _filled(block: Any, shape: tuple[int, ...], fill: Callable[[], Any]) -> Any:
+    """A block with the fill value behind its elements, up to the shape. HDF5 gives none for some types: `fill` is
+    called only if it is needed."""
     if block.shape == shape:
         return block
-    whole = np.full(shape, value, block.dtype)
+    whole = np.full(shape, fill(), block.dtype)
     whole[tuple(slice(0, n) for n in block.shape)] = block
     return whole
 

@@ -169,6 +169,30 @@ def test_two_integers_of_one_size(tmp_path: Path, form: str, dtype: Any) -> None
         assert second["x"].dtype.char == np.dtype(dtype).char
 
 
+@pytest.mark.parametrize(
+    ("dtype", "kept"),
+    [
+        ("m8", "npz hdf5"),
+        ("M8", "npz hdf5"),
+        ([("n", "i4"), ("m", "m8")], "npz zarr"),
+    ],
+    ids=str,
+)
+def test_dtypes_without_a_unit(tmp_path: Path, form: str, dtype: Any, kept: str) -> None:
+    """A format that can't keep one refuses the export. What is exported can be imported."""
+    with pmstore.open(":memory:") as first, pmstore.open(":memory:") as second:
+        first["x"], first["f"] = np.zeros(3, dtype), np.zeros((2, 3), dtype, order="F")
+        first["empty"], first["one"], first["beside"] = np.zeros((0, 2), dtype), np.zeros((), dtype), np.arange(3)
+        if form not in kept:
+            with pytest.raises(TypeError, match="'(x|f|empty|one)' has dtype"):
+                pmstore.export(first, tmp_path / "x", form)
+            assert not (tmp_path / "x").exists()
+            return
+        pmstore.export(first, tmp_path / "x", form)
+        pmstore.load_into(second, tmp_path / "x", form)
+        assert described(first) == described(second) and second.check().ok
+
+
 def test_groups_and_some_names(store: pmstore.Store, tmp_path: Path, form: str) -> None:
     store["m/w"], store["m/k"], store["other"] = np.arange(3.0), 5, np.ones(2)
     store.attrs("m")["of"] = "m"

@@ -32,7 +32,6 @@ from pmstore._interrupts import later
 from pmstore._store.mapping import NameMapping
 from pmstore._store.opening import local_path
 from pmstore._values.array import Layout, layout
-from pmstore._values.dtypes import require_lengths
 from pmstore._values.values import encode
 
 __all__ = ["load_into"]
@@ -216,7 +215,6 @@ class _Import:
         if len(one.shape) < 2:
             order = "C"
         try:
-            require_lengths(dtype)
             return layout(one.shape, dtype, order, known.get("fixed") is not True)
         except TypeError as error:
             raise TypeError(f"{one.name!r}: {error}") from error

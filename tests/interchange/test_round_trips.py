@@ -175,10 +175,14 @@ def test_two_integers_of_one_size(tmp_path: Path, form: str, dtype: Any) -> None
         ("m8", "npz hdf5"),
         ("M8", "npz hdf5"),
         ([("n", "i4"), ("m", "m8")], "npz zarr"),
+        ("V0", "npz"),
+        ([("n", "i4"), ("v", "V0")], "npz"),
+        ([("n", "i4"), ("s", "S0"), ("u", "U0")], "npz"),
+        ([("v", "V0")], "npz"),
     ],
     ids=str,
 )
-def test_dtypes_without_a_unit(tmp_path: Path, form: str, dtype: Any, kept: str) -> None:
+def test_dtypes_without_a_unit_or_without_bytes(tmp_path: Path, form: str, dtype: Any, kept: str) -> None:
     """A format that can't keep one refuses the export. What is exported can be imported."""
     with pmstore.open(":memory:") as first, pmstore.open(":memory:") as second:
         first["x"], first["f"] = np.zeros(3, dtype), np.zeros((2, 3), dtype, order="F")

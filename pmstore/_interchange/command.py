@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pmstore._display import count_text, lines_text, name_text, size_text
 from pmstore._errors import Error, StaleSnapshotError, StoreExistsError
 from pmstore._interchange.exporting import export
-from pmstore._interchange.importing import load_into
+from pmstore._interchange.importing import load_into, source_of
 from pmstore._interchange.source import Progress
 from pmstore._interchange.target import scratch
 from pmstore._store.entrance import open as open_store
@@ -90,8 +90,10 @@ def import_(chosen: argparse.Namespace, failure: Failure) -> int:
     """Reads a file of another format into a store, in one commit, and prints how many names came."""
     names = _renamed(chosen.name, failure) if chosen.name else None
     with _progress(chosen, chosen.path) as progress, _told(failure):
-        if not os.path.lexists(chosen.path):
-            raise failure("there is no such file")
+        try:  # before a store is made
+            os.lstat(source_of(chosen.path))
+        except (FileNotFoundError, NotADirectoryError):
+            raise failure("there is no such file") from None
         with _destination(chosen.destination) as store, _left_out() as left_out:
             target = store.group(chosen.group) if chosen.group else store
             count = load_into(target, chosen.path, chosen.format, names=names, progress=progress)

@@ -34,7 +34,7 @@ from pmstore._store.opening import local_path
 from pmstore._values.array import Layout, layout
 from pmstore._values.values import encode
 
-__all__ = ["load_into"]
+__all__ = ["load_into", "source_of"]
 
 
 def load_into(
@@ -91,7 +91,7 @@ def load_into(
     """
     if not isinstance(mapping, NameMapping):
         raise TypeError(f"load_into() takes a Store or a Group, not {type(mapping).__name__}")
-    source = os.path.abspath(local_path(path, "an import reads files that are here: copy it first"))
+    source = source_of(path)
     read = format_of(source, format, reads=True)
     catalog = mapping._catalog
     catalog.writable()
@@ -115,6 +115,11 @@ def load_into(
                 return _Import(mapping, source, found, chosen, progress).run()
             finally:
                 catalog.importing = outer
+
+
+def source_of(path: str | os.PathLike[str]) -> str:
+    """The absolute path of a file to be imported. Raises what `local_path` raises."""
+    return os.path.abspath(local_path(path, "an import reads files that are here: copy it first"))
 
 
 class _Chosen:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore import _cli
 from pmstore._interchange.found import damage
 from tests.interchange.test_import import Bomb, h5py, npz_with, refused, zarr
 
@@ -116,14 +115,6 @@ def test_a_directory_beside_the_arrays_of_zarr_is_left_out(store: pmstore.Store,
     with pytest.warns(UserWarning, match="'g/notes' is neither an array nor a group of zarr") as told:
         assert pmstore.load_into(store, tmp_path / "x.zarr") == 1
     assert len(told) == 1 and list(store) == ["g/x"]
-
-
-def test_the_command_gives_each_name_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    np.savez(tmp_path / "x.npz", y=np.arange(3))
-    words = ["import", str(tmp_path / "x.npz"), str(tmp_path / "run.pm"), "--name", "y=z", "--name"]
-    assert _cli.main([*words, "y=w"]) == 2
-    assert capsys.readouterr().err.endswith("--name gives 'y' two names, 'z' and 'w'\n")
-    assert not (tmp_path / "run.pm").exists() and _cli.main([*words, "y=z"]) == 0
 
 
 # ---- exports to zarr that are no longer whole

@@ -53,12 +53,15 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_store(path: str) -> bool:
-    """Whether one of the two copies of the header begins like one of a store."""
+    """Whether one of the two copies of the header begins like one of a store; of a file that can't be read, whether it
+    has the usual name of one."""
     try:
         with open(path, "rb") as file:
             head = file.read(COPIES[-1] + len(MAGIC))
-    except OSError:
+    except FileNotFoundError:  # it was deleted meanwhile
         return False
+    except OSError:
+        return path.endswith(".pm")
     return any(head.startswith(MAGIC, place) for place in COPIES)
 
 

@@ -19,6 +19,7 @@ import pytest
 import pmstore
 from pmstore import _core
 from pmstore._resume import fit_group
+from tests.support.restricted import let_others_enter
 
 HOLD = """
 import sys, pmstore
@@ -482,9 +483,7 @@ def test_a_file_of_someone_else(path, child):
     with pmstore.open(path) as store:
         store["a"] = 5
     path.chmod(0o444)
-    for directory in path.parents:
-        if directory.stat().st_uid == os.geteuid() and directory != Path("/"):
-            directory.chmod(directory.stat().st_mode | 0o055)
+    let_others_enter(path)
     code = """
     import os, sys, pmstore
     os.setuid(65534)

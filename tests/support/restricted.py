@@ -7,6 +7,7 @@ import errno
 import os
 import platform
 import struct
+from pathlib import Path
 
 LIBC = ctypes.CDLL(None, use_errno=True)
 USERFAULTFD = {"x86_64": 323, "aarch64": 282}
@@ -64,3 +65,10 @@ def become_nobody(directory: str) -> None:
     os.setgroups([])
     os.setresgid(65534, 65534, 65534)
     os.setresuid(65534, 65534, 65534)
+
+
+def let_others_enter(path: Path) -> None:
+    """Let other users read the folders that the path lies in, as far as they are this user's."""
+    for directory in path.parents:
+        if directory.stat().st_uid == os.geteuid() and directory != Path("/"):
+            directory.chmod(directory.stat().st_mode | 0o055)

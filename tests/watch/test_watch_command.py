@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ import pmstore
 from pmstore import _cli
 from pmstore._watch import follow, terminal
 from pmstore._watch.follow import Follower, views
+from tests.conftest import Child
+from tests.support.restricted import let_others_enter
 from tests.watch.conftest import HOSTILE, Falling
 
 
@@ -379,6 +381,26 @@ def test_what_is_wrong_with_one_file_does_not_hide_the_others(
     monkeypatch.setattr(Follower, "view", fails)
     stores = told(capsys, "top", path.parent)["stores"]
     assert [(one["name"], one["problem"]) for one in stores] == [("copy.pm", "a mistake"), ("run.pm", "")]
+
+
+TOP_OF_ANOTHER_USER = """
+import os, sys
+from pmstore import _cli
+if not os.geteuid():
+    os.setuid(65534)
+sys.exit(_cli.main(["top", sys.argv[1], "--once", "--json"]))
+"""
+
+
+def test_a_store_that_may_not_be_read_is_shown_with_the_reason(path: Path, child: Callable[..., Child]) -> None:
+    let_others_enter(path)
+    path.chmod(0o444)
+    for name in ("closed.pm", "secret.txt"):
+        path.with_name(name).write_bytes(path.read_bytes())
+        path.with_name(name).chmod(0)
+    closed, run = json.loads(child(TOP_OF_ANOTHER_USER, path.parent).end())["stores"]
+    assert (closed["name"], closed["size"]) == ("closed.pm", path.stat().st_size)
+    assert "Permission denied" in closed["problem"] and (run["name"], run["problem"]) == ("run.pm", "")
 
 
 @pytest.mark.parametrize("how", ["url", "home"])

@@ -239,7 +239,7 @@ def _column_parts(column: Any, name: str, parts: PartDict) -> list[Any]:
     ways = {
         "SparseDtype": ".sparse.to_dense()",
         "DatetimeTZDtype": '.dt.tz_convert("UTC")',
-        "ArrowDtype": '.convert_dtypes(dtype_backend="numpy_nullable")',
+        "ArrowDtype": "a table, by pyarrow.Table.from_pandas() of the frame, or of series.to_frame()",
     }
     raise TypeError(
         f"a store can't keep the dtype {dtype}: use one of numpy's, or text, nullable numbers, categories, times with "

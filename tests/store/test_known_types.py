@@ -373,6 +373,21 @@ def test_columns_of_numbers_are_live(open_store: Any) -> None:
         assert pandas.DataFrame(store["f"]).shape == (10, 23)
 
 
+def test_frames_with_types_of_arrow(store: Any) -> None:
+    """They are refused, and come back from the table that the error names."""
+    pandas, pyarrow = pytest.importorskip("pandas"), pytest.importorskip("pyarrow")
+    types = [pyarrow.decimal128(10, 2), pyarrow.list_(pyarrow.int8()), pyarrow.timestamp("us", "Asia/Tokyo")]
+    columns = [pandas.Series([None] * 2, dtype=pandas.ArrowDtype(kind), name="x") for kind in types]
+    index = pandas.Index(["a", "b"], dtype=pandas.ArrowDtype(pyarrow.string()))
+    for value in (*columns, columns[0].to_frame(), pandas.Series([1, 2], index, name="x")):
+        with pytest.raises(TypeError, match=r"a table, by pyarrow\.Table\.from_pandas\(\) .* series\.to_frame\(\)"):
+            store["refused"] = value
+        frame = value.to_frame() if isinstance(value, pandas.Series) else value
+        store["table"] = pyarrow.Table.from_pandas(frame)
+        back = store["table"].to_pandas(types_mapper=pandas.ArrowDtype)
+        pandas.testing.assert_frame_equal(back.astype(frame.dtypes), frame, check_index_type=False)
+
+
 def test_frames_that_can_not_be_stored(store: Any) -> None:
     pandas = pytest.importorskip("pandas")
 

@@ -552,9 +552,9 @@ def open(url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], **stora
 
     Parameters
     ----------
-    url : str, path-like, or several
-        The place that `Store.drain` was given. If there are several places of the same archive, each object is read
-        from the first one whose copy is whole. An ArchiveWarning tells of a place that has no archive.
+    url : str or path-like, or a sequence of these
+        The place that `Store.drain` was given, or a list of places of the same archive: each object is read from the
+        first one whose copy is whole. An ArchiveWarning tells of a place that has no archive.
     **storage_options
         For fsspec, such as ``key`` and ``secret``.
 

@@ -11,7 +11,7 @@ import base64
 import contextlib
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -75,9 +75,10 @@ class Hints(NamedTuple):
         lists: list[str],
         attributes: Mapping[str, Mapping[str, Any]],
         every: bool,
+        other: Container[tuple[str, str]] = (),
     ) -> Hints:
         """arrays: name, dtype, the dtype that the file tells, order ("" if the file tells it), writeable. every: also
-        of values that JSON tells exactly."""
+        of values that JSON tells exactly. other: attributes that the file has in another form, by name and key."""
         about = {}
         for name, dtype, told, order, writeable in arrays:
             known: dict[str, Any] = {}
@@ -97,7 +98,13 @@ class Hints(NamedTuple):
             {
                 name: found
                 for name, some in attributes.items()
-                if (found := {key: _text(value) for key, value in some.items() if every or not exact(value)})
+                if (
+                    found := {
+                        key: _text(value)
+                        for key, value in some.items()
+                        if every or (name, key) in other or not exact(value)
+                    }
+                )
             },
         )
 

@@ -156,7 +156,11 @@ class Source:
         return found
 
     def hints(
-        self, told: Callable[[Described], np.dtype[Any]], order: bool = True, every: bool = False
+        self,
+        told: Callable[[Described], np.dtype[Any]],
+        order: bool = True,
+        every: bool = False,
+        other: Container[tuple[str, str]] = (),
     ) -> dict[str, Any]:
         """See `Hints`, in JSON. told: the dtype that the file tells; order: whether it does not tell the order."""
         arrays = (
@@ -165,7 +169,7 @@ class Source:
             for kept, writeable in (self._kept[one.name],)
         )
         values = {name: value for name, value in self.values.items() if _storable(value)}
-        return Hints.of(arrays, values, self.lists, self.attributes, every).json()
+        return Hints.of(arrays, values, self.lists, self.attributes, every, other).json()
 
     def read(self, described: Described) -> np.ndarray[Any, Any]:
         if described.name in self._parts:

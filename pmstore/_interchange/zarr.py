@@ -26,7 +26,10 @@ _LONGEST = 255  # bytes of the name of a file
 _WRITTEN = "written"  # in the document of hints: the names of all arrays
 _DIMS = "_ARRAY_DIMENSIONS"  # where xarray keeps names of axes in version 2
 _FILL = "_FillValue"  # of CF: elements with this value are missing
-_PACKED = {"f": ("<f8", (float, np.floating)), "c": ("<c16", (complex, np.complexfloating))}  # see `_packed`
+_PACKED: dict[str, tuple[str, tuple[type, ...]]] = {  # see `_packed`
+    "f": ("<f8", (int, float, np.integer, np.floating)),
+    "c": ("<c16", (complex, np.complexfloating)),
+}
 # Codecs of zarr and numcodecs that only compute. "pickle" would run code of the file.
 # fmt: off
 _CODECS = {
@@ -66,13 +69,15 @@ class Zarr(Format):
         groups = {"": root}
         told = {}  # records come back as other structures
         made = {}
+        fills = set()
         for one in source.arrays:  # no contents are written before all types are known to come back
             above, _, last = one.name.rpartition("/")
             if above not in groups:
                 groups[above] = root.require_group(above)
             about = attributes.pop(one.name, {})
-            if _FILL in about:
-                about[_FILL] = _packed(source.attributes[one.name][_FILL], one.dtype.kind) or about[_FILL]
+            if _FILL in about and (packed := _packed(source.attributes[one.name][_FILL], one.dtype.kind)):
+                about[_FILL] = packed
+                fills.add((one.name, _FILL))
             dims = _dims(about, len(one.shape))
             options: dict[str, Any] = {} if dims is None else {"dimension_names": dims}
             try:
@@ -96,7 +101,7 @@ class Zarr(Format):
             about[ATTRIBUTES] = attributes
         if source.readable:
             about[VALUES] = source.readable
-        about[HINTS] = {**source.hints(lambda one: told[one.name]), _WRITTEN: list(made)}
+        about[HINTS] = {**source.hints(lambda one: told[one.name], other=fills), _WRITTEN: list(made)}
         root.attrs.update(about)
 
     @staticmethod
@@ -222,12 +227,21 @@ def _attributes(member: Any) -> dict[str, Any]:
 
 def _packed(value: Any, kind: str) -> Any:
     """The form in which xarray has the `_FillValue` of floating-point and complex elements in version 3: doubles in
-    base64. None for other elements and values."""
+    base64. None for other elements and values, and for an int that no double equals."""
     code, types = _PACKED.get(kind, ("", ()))
-    if not isinstance(value, types):
+    if not isinstance(value, types) or isinstance(value, bool):
+        return None
+    if isinstance(value, int | np.integer) and not _is_double(int(value)):
         return None
     parts = [base64.b64encode(part.tobytes()).decode() for part in np.array([value], code).view("<f8")]
     return parts if kind == "c" else parts[0]
+
+
+def _is_double(value: int) -> bool:
+    try:
+        return float(value) == value
+    except OverflowError:
+        return False
 
 
 def _unpacked(found: Any, kind: str) -> Any:

@@ -281,22 +281,37 @@ def test_missing_elements_of_zarr_are_missing(tmp_path: Path, version: int) -> N
 def test_fill_values_of_exports_come_back(tmp_path: Path) -> None:
     zarr = pytest.importorskip("zarr", "3")
     fills = {"a": np.float32(0.1), "b": float("nan"), "c": -5, "d": "text", "e": [1.5], "f": np.float64(2)}
+    fills |= {"h": np.int16(3), "i": True, "j": 2**53 + 1, "k": 10**400, "l": np.uint64(2**64 - 1), "m": 10**300}
     with pmstore.open(tmp_path / "run.pm") as store:
         for name, value in fills.items():
             store[name] = np.zeros(2, "f4")
             store.attrs(name)["_FillValue"] = value
+            store.attrs(name)["pair"] = (1, 2)
         store["z"] = np.zeros(2, "c8")
         store.attrs("z")["_FillValue"] = 1j
         pmstore.export(store, tmp_path / "x.zarr")
         pmstore.load_into(store.group("again"), tmp_path / "x.zarr")
         for name in [*fills, "z"]:
             one, other = store.attrs(name)["_FillValue"], store.attrs(f"again/{name}")["_FillValue"]
-            assert type(one) is type(other) and repr(one) == repr(other)
+            assert type(one) is type(other) and repr(one) == repr(other), name
+            assert list(store.attrs(name)) == list(store.attrs(f"again/{name}")), name
         other = zarr.open_group(tmp_path / "other.zarr", mode="w")
         other.create_array("g", data=np.zeros(2)).attrs["_FillValue"] = "AAAA"
         other.create_array("z", data=np.zeros(2, "c8")).attrs["_FillValue"] = 1
         pmstore.load_into(store.group("other"), tmp_path / "other.zarr")
         assert store.attrs("other/g")["_FillValue"] == "AAAA" and store.attrs("other/z")["_FillValue"] == 1
+
+
+@pytest.mark.filterwarnings("ignore:.*Zarr V3.*", "ignore:.*Zarr format 3.*")
+@pytest.mark.parametrize("fill", [-9999, np.int16(-9999), np.float64(-9999)], ids=repr)
+def test_an_int_marks_missing_floats(tmp_path: Path, fill: Any) -> None:
+    pytest.importorskip("zarr", "3")
+    with pmstore.open(tmp_path / "run.pm") as store:
+        store["x"] = np.array([1.5, -9999.0])
+        store.attrs("x").update(_FillValue=fill, dims=["n"])
+        pmstore.export(store, tmp_path / "x.zarr")
+    with xarray.open_zarr(tmp_path / "x.zarr", consolidated=False) as found:
+        assert found.x.values[0] == 1.5 and np.isnan(found.x.values[1])
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="no tomllib")

@@ -223,7 +223,14 @@ def _joined(held: FileLock, name: str, options: Options | None, trace: Trace | N
 
 def _new(name: str, mode: str, held: FileLock, kind: str, options: Options, trace: Trace | None) -> Store:
     core = opened_core(name, held, kind, read_only=mode == "r", trace=trace, max_size=options.max_size)
-    store = Store(name, mode, core, held, None)
+    try:
+        store = Store(name, mode, core, held, None)
+    except BaseException:  # without memory, or at the recursion limit
+        try:
+            core.close()
+        finally:
+            held.unlock()
+        raise
     if options.durability == "async" and mode != "r":
         with _given_back_on_failure(store):
             core.commit_async(options.sync_interval)

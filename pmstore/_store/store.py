@@ -485,8 +485,8 @@ class Store(Following):
                 self._end_drains()
 
     def __del__(self) -> None:
-        # The store is not open: opening failed, or it was closed.
-        if getattr(self, "_file_lock", None) is None or self.closed:
+        # The store is not open: opening failed before the last attribute was set, or it was closed.
+        if not hasattr(self, "_debug") or self.closed:
             return
         _drop_with_warning(self)
 

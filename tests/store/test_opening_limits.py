@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 import re
+import sys
+from typing import Any
 
 import pytest
 
@@ -96,3 +99,28 @@ def test_a_file_that_lost_more_is_not_to_be_mended(medium: Medium) -> None:
     copy.write_bytes(path.read_bytes()[: 8192 + 4096])  # a part of the region is missing
     with pytest.raises(pmstore.CorruptStoreError, match=r"truncated: .* needs \d+$"):
         pmstore.open(copy, "r")
+
+
+@pytest.mark.parametrize("mode", ["a", "r"])
+@pytest.mark.parametrize("part", ["Catalog", "DerivedArrays", "TransactionLock", "Undo"])
+def test_an_opening_without_memory_lets_the_file_go(
+    medium: Medium, mode: str, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is told of the store that was not made."""
+    path = medium.directory / "store.pm"
+    ignored: list[Any] = []
+    with pmstore.open(path) as store:
+        store["x"] = 1
+
+    def fails(*_: Any, **__: Any) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patched:
+        patched.setattr(f"pmstore._store.store.{part}", fails)
+        patched.setattr(sys, "unraisablehook", ignored.append)
+        with pytest.raises(MemoryError):
+            pmstore.open(path, mode)
+        gc.collect()
+    assert not ignored
+    with pmstore.open(path) as store:
+        assert dict(store) == {"x": 1} and store.check().ok

@@ -63,7 +63,7 @@ help:
 	@echo 'make test-torch  tensors and training of torch in stores; it installs a build of torch for CPUs'
 	@echo 'make test-crash-files  crashes of other programs, by their system calls'
 	@echo 'make test-golden  files of the formats that were released, and their upgrade'
-	@echo 'make test-scale  fits over shards, in processes and on dask clusters of two processes; it installs dask'
+	@echo 'make test-scale  fits over shards, in processes and on dask clusters of two processes; it installs dask and zarr'
 	@echo 'make test-frameworks  gradient logs in PyTorch Lightning and Transformers; it installs both, and torch for CPUs'
 	@echo 'make test-dax  persistent memory in an emulated Linux guest, whose power is cut; as root it installs QEMU (docs/dax.md)'
 	@echo 'make test-filesystems  NFS, SMB, 9p, virtiofs, f2fs, exFAT and others in an emulated Linux guest (docs/file-systems.md)'
@@ -124,7 +124,7 @@ test-torch: build
 		'tests/project/test_docs.py::test_python_blocks_run[training.md]' \
 		'tests/project/test_tidy.py::test_public_names_have_docstrings[pmstore.torch]' $(ARGS)
 
-# Beside what .venv has: dask and distributed. The clusters are processes on this machine.
+# Beside what .venv has: dask, distributed and zarr. The clusters are processes on this machine.
 test-scale: SCALE ?= tests/scale
 test-scale: build
 	@set -e; $(call beside,build/scale,test-scale,)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import importlib
 import itertools
 import os
 import sys
@@ -157,8 +159,7 @@ def _others(data: Any) -> Iterable[Shard]:
     if is_dask(data):
         return _of_dask(data)
     if type(data).__module__.partition(".")[0] == "zarr" and hasattr(data, "chunks") and getattr(data, "shape", None):
-        ends = [*range(0, data.shape[0], data.chunks[0]), data.shape[0]]
-        return [Shard(_part, data, begin, end) for begin, end in itertools.pairwise(ends)]
+        return _of_zarr(data)
     raise TypeError(
         f"shards are made of arrays (numpy, dask, zarr), of paths of .npy and .parquet files, of pmstore.Shard, and of "
         f"lists of these, not of {type(data).__module__}.{type(data).__qualname__}: give its values as an array"
@@ -168,6 +169,16 @@ def _others(data: Any) -> Iterable[Shard]:
 def is_dask(data: Any) -> bool:
     """Whether this is an array of dask. The type is asked, as a Delayed has any attribute."""
     return type(data).__module__.partition(".")[0] == "dask" and hasattr(type(data), "map_blocks")
+
+
+def _of_zarr(data: Any) -> Iterable[Shard]:
+    """The chunks of a zarr array along its first axis."""
+    blocks = list(itertools.pairwise([*range(0, data.shape[0], data.chunks[0]), data.shape[0]]))
+    root = getattr(data.store, "root", None)
+    if isinstance(root, Path) and not root.is_absolute():
+        data = copy.deepcopy(data)
+        data.store.root = root.absolute()
+    return [Shard(_part, data, begin, end) for begin, end in blocks]
 
 
 def _of_file(path: Path) -> Iterable[Shard]:
@@ -322,7 +333,24 @@ def _decoded(column: Any) -> Any:
 
 
 def _part(array: Any, begin: int, end: int) -> Any:
+    _check_found(array)
     return np.asarray(array[begin:end])
+
+
+def _check_found(array: Any) -> None:
+    """Raise FileNotFoundError if a zarr array is not in its store here, or ValueError if it is another one. It came
+    with its metadata, and zarr takes chunks that it does not find for fill values."""
+    name = f"{array.store}/{array.path}".rstrip("/")
+    try:
+        found = importlib.import_module("zarr").open_array(array.store, path=array.path, mode="r")
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            f"there is no zarr array {name!r} here: store it where the workers find it, too"
+        ) from error
+    given, here = ((one.shape, one.dtype, one.chunks) for one in (array, found))
+    if given != here:
+        texts = [f"one of {dtype}, {shape}, in chunks of {chunks}" for shape, dtype, chunks in (here, given)]
+        raise ValueError(f"{name!r} is another array now: {texts[0]}, and it was {texts[1]}: open it again")
 
 
 def _computed(block: Any) -> Any:

@@ -129,6 +129,16 @@ def test_persisted_chunks_are_aligned_in_a_map(client: Any) -> None:
     assert result(Sums(lazy.persist()).run(engine=client)) == result(Sums(lazy).run(engine=Serial()))
 
 
+def test_a_zarr_array_with_a_relative_path(client: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The workers were started in another directory."""
+    zarr = pytest.importorskip("zarr", reason="no zarr: make test-scale installs it")
+    monkeypatch.chdir(tmp_path)
+    array = zarr.create_array("x.zarr", shape=(60, 4), chunks=(13, 4), dtype="f8")
+    array[:] = rows(0, 60)
+    assert str(tmp_path) not in client.run(os.getcwd).values()
+    assert result(Walk(array).run(engine=client)) == result(Walk(array).run(engine=Serial()))
+
+
 def test_a_persisted_array_needs_its_cluster(client: Any) -> None:
     import dask.array
 

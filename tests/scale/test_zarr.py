@@ -1,0 +1,68 @@
+"""Arrays of zarr as shards: their chunks, and what a worker finds of them."""
+
+from __future__ import annotations
+
+import os
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pmstore
+from pmstore.scale import Serial, shards_of
+from tests.support.sharded import Walk, rows
+
+zarr = pytest.importorskip("zarr", reason="no zarr: make test-scale installs it")
+
+X = rows(0, 60)
+
+
+def stored(store: Any, **options: Any) -> Any:
+    array = zarr.create_array(store, shape=X.shape, chunks=(13, 4), dtype="f8", **options)
+    array[:] = X
+    return array
+
+
+@pytest.mark.parametrize("options", [{}, {"name": "a/b"}, {"zarr_format": 2, "order": "F"}])
+def test_chunks_are_shards_wherever_a_worker_was_started(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    array = stored("x.zarr", **options)
+    blocks = [X[i : i + 13] for i in range(0, 60, 13)]
+    expected = [np.asarray(array[i : i + 13]) for i in range(0, 60, 13)]
+    shards, root = shards_of(array), array.store.root
+    monkeypatch.chdir("elsewhere")
+    for several in (shards, pickle.loads(pickle.dumps(shards))):
+        found = [shard() for shard in several]
+        assert list(map(np.ndarray.tolist, found)) == list(map(np.ndarray.tolist, blocks))
+        assert [one.strides for one in found] == [one.strides for one in expected]
+    assert array.store.root == root  # the program's array is as it was
+    assert not os.listdir()
+
+
+def test_chunks_that_a_worker_does_not_find(tmp_path: Path) -> None:
+    """zarr gives fill values for them."""
+    array = stored(tmp_path / "x.zarr")
+    shards = shards_of(array)
+    os.rename(tmp_path / "x.zarr", tmp_path / "y.zarr")
+    with pytest.raises(FileNotFoundError, match=rf"no zarr array 'file://{tmp_path}/x.zarr' here: store it"):
+        shards[0]()
+    with pytest.raises(pmstore.ShardError, match=r"(?s)shard 0 of 5.*FileNotFoundError.*x.zarr"):
+        Walk(array).run(engine=Serial())
+    assert os.listdir(tmp_path) == ["y.zarr"]
+
+
+@pytest.mark.parametrize(
+    "other", [{"shape": (59, 4)}, {"dtype": "f4"}, {"chunks": (12, 4)}, {"shape": (60, 5), "chunks": (13, 5)}]
+)
+def test_a_worker_that_finds_another_array(other: dict[str, Any], tmp_path: Path) -> None:
+    shards = shards_of(stored(tmp_path / "x.zarr"))
+    zarr.create_array(
+        tmp_path / "x.zarr", **{"shape": X.shape, "chunks": (13, 4), "dtype": "f8", **other}, overwrite=True
+    )
+    with pytest.raises(ValueError, match=r"x\.zarr' is another array now: one of float.* in chunks of"):
+        shards[0]()

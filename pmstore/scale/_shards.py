@@ -172,8 +172,11 @@ def is_dask(data: Any) -> bool:
 
 
 def _of_zarr(data: Any) -> Iterable[Shard]:
-    """The chunks of a zarr array along its first axis."""
+    """The chunks of a zarr array along its first axis. Those in memory travel themselves: a shard with the array would
+    have all of its store."""
     blocks = list(itertools.pairwise([*range(0, data.shape[0], data.chunks[0]), data.shape[0]]))
+    if isinstance(data.store, importlib.import_module("zarr.storage").MemoryStore):
+        return [Shard(_given, np.asarray(data[begin:end])) for begin, end in blocks]
     root = getattr(data.store, "root", None)
     if isinstance(root, Path) and not root.is_absolute():
         data = copy.deepcopy(data)

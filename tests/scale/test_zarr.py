@@ -12,7 +12,7 @@ import pytest
 
 import pmstore
 from pmstore.scale import Serial, shards_of
-from tests.support.sharded import Walk, rows
+from tests.support.sharded import Walk, result, rows
 
 zarr = pytest.importorskip("zarr", reason="no zarr: make test-scale installs it")
 
@@ -66,3 +66,12 @@ def test_a_worker_that_finds_another_array(other: dict[str, Any], tmp_path: Path
     )
     with pytest.raises(ValueError, match=r"x\.zarr' is another array now: one of float.* in chunks of"):
         shards[0]()
+
+
+def test_an_array_in_memory_travels_once(tmp_path: Path) -> None:
+    array = stored(zarr.storage.MemoryStore(), compressors=None)
+    shards = shards_of(array)
+    sizes = [len(pickle.dumps(shard)) for shard in shards]
+    assert len(shards) == 5 and sum(sizes) < X.nbytes + 5 * 500
+    expected = result(Walk(stored(tmp_path / "x.zarr")).run(engine=Serial()))
+    assert result(Walk(array).run(engine=Serial())) == result(Walk(array).run(engine=1)) == expected

@@ -8,6 +8,7 @@ import itertools
 import os
 import sys
 import zipfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -199,9 +200,18 @@ def _of_file(path: Path) -> Iterable[Shard]:
             import pyarrow.parquet
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError("reading .parquet files needs pyarrow: pip install pyarrow") from error
+        if path.is_dir():
+            raise IsADirectoryError(
+                f"{os.fspath(path)!r} is a directory: give the list of its files, in the order of their rows"
+            )
         file = _looked_at(path, lambda: pyarrow.parquet.ParquetFile(path))
         index = (file.schema_arrow.pandas_metadata or {}).get("index_columns", [])
         columns = [name for name in file.schema_arrow.names if name not in index]
+        if twice := [name for name, count in Counter(columns).items() if count > 1]:
+            raise ValueError(
+                f"{os.fspath(path)!r} has several columns with the name {twice[0]!r}: rename them, or give a "
+                "pmstore.Shard with a loader of your own"
+            )
         groups = [group for group in range(file.num_row_groups) if file.metadata.row_group(group).num_rows]
         return [Shard(_row_group, os.fspath(path), group, columns) for group in groups]
     raise ValueError(f"{os.fspath(path)!r} is no .npy or .parquet file: give a pmstore.Shard with a loader of your own")
@@ -325,7 +335,24 @@ def _row_group(path: str, group: int, columns: list[str]) -> Any:
     import pyarrow.parquet
 
     table = pyarrow.parquet.ParquetFile(path).read_row_group(group, columns)
-    return np.column_stack([_decoded(table.column(name)).to_numpy() for name in columns])
+    arrays = [_decoded(table.column(name)).to_numpy() for name in columns]
+    try:
+        return np.column_stack(arrays)
+    except TypeError:
+        _refuse_mixed(path, {array.dtype: name for name, array in zip(columns, arrays, strict=True)})
+        raise
+
+
+def _refuse_mixed(path: str, columns: Mapping[Any, str]) -> None:
+    """Raise TypeError for columns, by their dtypes, that no array can have together, such as dates and numbers."""
+    for one, other in itertools.combinations(columns, 2):
+        try:
+            np.promote_types(one, other)
+        except TypeError:
+            raise TypeError(
+                f"no array has the columns {columns[one]!r} of {one} and {columns[other]!r} of {other}, of {path!r}: "
+                "write numbers instead, or give a pmstore.Shard with a loader of your own"
+            ) from None
 
 
 def _decoded(column: Any) -> Any:

@@ -220,6 +220,32 @@ def test_row_groups_without_rows_are_no_shards(tmp_path: Path) -> None:
     assert list(map(len, found)) == [30, 70] and np.array_equal(np.concatenate(found), ROWS)
 
 
+def test_parquet_files_that_make_no_shards(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="no pyarrow: make test-frames installs it")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    a, b, _ = ROWS.T
+    (tmp_path / "of dask.parquet").mkdir()
+    parquet.write_table(pyarrow.table({"a": a, "b": b}), tmp_path / "of dask.parquet/part.0.parquet")
+    with pytest.raises(IsADirectoryError, match=r"of dask.parquet' is a directory: give the list of its files"):
+        shards_of(tmp_path / "of dask.parquet")
+    assert len(shards_of(sorted((tmp_path / "of dask.parquet").glob("*.parquet")))) == 1
+    table = pyarrow.Table.from_arrays([pyarrow.array(one) for one in (a, b, a, a)], names=list("abac"))
+    parquet.write_table(table, tmp_path / "twice.parquet")
+    with pytest.raises(ValueError, match=r"twice.parquet' has several columns with the name 'a': rename them, or give"):
+        shards_of([tmp_path / "twice.parquet"])
+
+
+@pytest.mark.parametrize("dates", ["M8[us]", "M8[D]", "m8[s]"])
+def test_dates_beside_numbers_in_a_parquet_file(dates: str, tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="no pyarrow: make test-frames installs it")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    when = np.arange(100).astype(dates)
+    parquet.write_table(pyarrow.table({"a": ROWS[:, 0], "when": when, "b": ROWS[:, 1]}), tmp_path / "x.parquet")
+    text = r"no array has the columns 'b' of float64 and 'when' of (datetime|timedelta)64\[.*\], of '.*x.parquet'"
+    with pytest.raises(pmstore.ShardError, match=f"(?s)TypeError: {text}: write numbers instead, or give"):
+        KMeans(2, engine=Serial()).fit(tmp_path / "x.parquet")
+
+
 def test_a_parquet_file_needs_pyarrow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
     with pytest.raises(ModuleNotFoundError, match="pip install pyarrow"):

@@ -83,7 +83,8 @@ def supported(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
     if kind.__module__.partition(".")[0] != "torch" or kind.__name__ not in _SUPPORTED:
         raise TypeError(
             f"{kind.__module__}.{kind.__qualname__} is not an optimizer whose step GradLog can replay from gradients: "
-            f"use one of torch.optim's {', '.join(_SUPPORTED)}, or pmstore.torch.persist, which takes most others"
+            f"use one of torch.optim's {', '.join(_SUPPORTED)}, or pmstore.torch.persist, which takes most others, "
+            "but not LBFGS"
         )
     return optimizer
 

@@ -514,7 +514,9 @@ def test_bad_arguments(tmp_path: Path) -> None:
                 GradLog(net, optimizer, store, **{key: dict(value) if key == "keep" else value})
         with pytest.raises(TypeError, match="load_state_dict"):
             GradLog(net, optimizer, store, scheduler=3)
-        with pytest.raises(TypeError, match="LBFGS"):
+        with pytest.raises(
+            TypeError, match=r"LBFGS is not .* use one of .*SGD, or pmstore.torch.persist.* but not LBFGS"
+        ):
             GradLog(net, OPTIM.LBFGS(net.parameters()), store)
         with pytest.raises(TypeError, match="pmstore.open"):
             GradLog(net, optimizer, None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import cmath
+import logging
 import numbers
 import operator
 import sys
@@ -32,17 +33,23 @@ __all__ = [
     "unscale",
 ]
 
+logger = logging.getLogger("pmstore")
+
 _SUPPORTED = ("Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "ASGD", "NAdam", "RAdam", "RMSprop", "Rprop", "SGD")
 
 
 def inner(model: torch.nn.Module) -> torch.nn.Module:
     """The model itself, in DistributedDataParallel or torch.compile().
 
-    Raises TypeError for what is no module, or divided among the ranks, and ValueError for parameters without values.
+    Warns of ranks whose gradients torch adds in an order that a resume changes. Raises TypeError for what is no module,
+    or divided among the ranks, and ValueError for parameters without values.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"the model is to be a torch.nn.Module, not {type(model).__name__}")
-    *_, model = _unwrapped(model)
+    *wrappers, model = _unwrapped(model)
+    for wrapper in wrappers:
+        if isinstance(wrapper, DistributedDataParallel):
+            _compare_order(wrapper)
     sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
     divided = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
     if any(isinstance(part, sharded) for part in model.modules()) or any(
@@ -67,6 +74,22 @@ def _unwrapped(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
     while isinstance(model, (DataParallel, DistributedDataParallel, compiled)):
         model = model._orig_mod if isinstance(model, compiled) else model.module
         yield model
+
+
+def _compare_order(wrapper: DistributedDataParallel) -> None:
+    """Warn, on rank 0, if torch arranges its buckets of gradients anew after the first iteration of a process.
+
+    The place in a bucket decides in which order the ranks' gradients are added. The sum of two is the same in both.
+    """
+    ranks = torch.distributed.get_world_size(wrapper.process_group)
+    rebuilds = wrapper.static_graph or not wrapper.find_unused_parameters
+    if rebuilds and ranks > 2 and torch.distributed.get_rank() == 0:
+        logger.warning(
+            "GradLog: a resumed training may end with other bits: DistributedDataParallel adds the gradients of %d "
+            "ranks in another order in the first iteration of each process: give it find_unused_parameters=True, and "
+            "no static_graph=True",
+            ranks,
+        )
 
 
 def check_numbers(ratio: float, mtbf: float) -> None:

@@ -159,7 +159,8 @@ class GradLog:
         every = count(batch, "batch"), count(full_every, "full_every")
         self._ranks = Ranks()
         self._optimizer = supported(optimizer)
-        self._names = names = Names(inner(model), optimizer)
+        module = inner(model)
+        self._names = names = Names(module, optimizer)
         if mode == "replica":
             check_copied(names, optimizer)
         self._settings = settings_of(optimizer)
@@ -168,10 +169,9 @@ class GradLog:
         )
         self._compression = Compression(layout) if mode == "topk" else None
         self._scheduler, self._scaler, self._data, self._finite = scheduler, scaler, data, finite
-        own = {"scheduler": scheduler, "scaler": scaler, "data": data, **extra_states(inner(model))}
+        own = {"scheduler": scheduler, "scaler": scaler, "data": data, **extra_states(module)}
         objects = kept(own, keep or {})
-        rank, ranks = self._ranks.rank, self._ranks.count
-        self._states = States(optimizer, self._settings, names, layout, objects, rank, ranks)
+        self._states = States(optimizer, self._settings, names, layout, objects, self._ranks.rank, self._ranks.count)
         self._changes = Changes(names, optimizer)
         self._fingerprint = fingerprint_of(names, self._optimizer, self._settings, objects, mode, ratio)
         self._fit: FitGroup | None = None

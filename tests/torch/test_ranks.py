@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
@@ -16,7 +17,7 @@ from torch import nn
 import pmstore
 from pmstore.torch import BatchSampler, GradLog
 from tests.support.template import template
-from tests.torch.training import FEATURES, OPTIMIZING, SAMPLES, Tied, X, Y, equal
+from tests.torch.training import CLASSES, FEATURES, OPTIMIZING, SAMPLES, Tied, X, Y, equal
 
 RANKS, ITERATIONS = 2, 14
 
@@ -150,6 +151,53 @@ def exchanged(rank: int, x: torch.Tensor) -> None:
     assert torch.equal(whole, torch.cat(parts)) and torch.equal(parts[1], x) and (x == 1).all()
 
 
+def order(rank: int, port: int, ranks: int) -> None:
+    """One process, with each way to make a DistributedDataParallel."""
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=ranks)
+    for options in ({}, {"find_unused_parameters": True}, {"find_unused_parameters": True, "static_graph": True}):
+        ordered(rank, options, ranks > 2 and options != {"find_unused_parameters": True})
+    torch.distributed.destroy_process_group()
+
+
+def ordered(rank: int, options: dict[str, Any], warns: bool) -> None:
+    told: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: told.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("pmstore").addHandler(handler)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(2, 1), **options)
+    GradLog(model, torch.optim.SGD(model.parameters(), 0.1), pmstore.open(":memory:") if rank == 0 else None)
+    logging.getLogger("pmstore").removeHandler(handler)
+    assert ["find_unused_parameters=True" in one for one in told] == [True] * (warns and rank == 0)
+
+
+def add(rank: int, port: int, path: str, out: str, until: int) -> None:
+    """One process of three, which add their gradients."""
+    torch.set_num_threads(1)
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.distributed.init_process_group("gloo", rank=rank, world_size=3)
+    added(rank, path, out, until)
+    torch.distributed.destroy_process_group()
+
+
+def added(rank: int, path: str, out: str, until: int) -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(FEATURES, 16), nn.ReLU(), nn.Linear(16, CLASSES))
+    model = nn.parallel.DistributedDataParallel(net, find_unused_parameters=True)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    store = pmstore.open(path) if rank == 0 else None
+    log = GradLog(model, optimizer, store)
+    for iteration in range(log.resume(), until):
+        optimizer.zero_grad()
+        batch = torch.arange(10) + (3 * iteration + rank) * 10 % SAMPLES
+        nn.functional.cross_entropy(model(X[batch]), Y[batch]).backward()
+        log.step()
+    log.close()
+    torch.save(net.state_dict(), f"{out}.{rank}")
+    if store is not None:
+        store.close()
+
+
 class Centred(Tied):
     """A buffer that differs on each rank, and that the loss depends on."""
 
@@ -204,21 +252,21 @@ def run(path: Path, out: Path, stop: int = -1, dies: int = -1, mode: str = "dens
     return ended("work", str(path), str(out), stop, dies, mode)
 
 
-def ended(function: str, *arguments: Any) -> list[int]:
+def ended(function: str, *arguments: Any, ranks: int = RANKS) -> list[int]:
     """The exit statuses of processes that call function(rank, port, *arguments)."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         arguments = (free.getsockname()[1], *arguments)
     start = template([*OPTIMIZING, "tests.torch.test_ranks"]).start
     code = f"from tests.torch.test_ranks import {function}; {function}"
-    processes = [start("-c", f"{code}{(rank, *arguments)}") for rank in range(RANKS)]
+    processes = [start("-c", f"{code}{(rank, *arguments)}") for rank in range(ranks)]
     for process in processes:
         process.communicate(timeout=300)
     return [process.wait() for process in processes]
 
 
-def results(out: Path) -> list[Any]:
-    return [torch.load(f"{out}.{rank}", weights_only=True) for rank in range(RANKS)]
+def results(out: Path, ranks: int = RANKS) -> list[Any]:
+    return [torch.load(f"{out}.{rank}", weights_only=True) for rank in range(ranks)]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo on loopback")
@@ -283,3 +331,17 @@ def test_collectives_write_to_no_tensor_that_can_not_be_written(tmp_path: Path) 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo on loopback")
 def test_all_ranks_go_on_after_a_commit_that_lacked_space() -> None:
     assert ended("lack_space") == [0, 0]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="gloo on loopback")
+def test_three_ranks_that_look_for_unused_parameters_end_with_the_same_bits(tmp_path: Path) -> None:
+    """Otherwise the first iteration of each process adds the ranks' gradients in another order than the others."""
+    for path, out, until in (("whole.pm", "whole", 9), ("again.pm", "part", 5), ("again.pm", "again", 9)):
+        assert ended("add", str(tmp_path / path), str(tmp_path / out), until, ranks=3) == [0, 0, 0]
+    assert equal(results(tmp_path / "whole", 3), results(tmp_path / "again", 3))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="gloo on loopback")
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_three_ranks_that_add_in_another_order_are_told(ranks: int) -> None:
+    assert ended("order", ranks, ranks=ranks) == [0] * ranks

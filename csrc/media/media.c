@@ -159,7 +159,11 @@ pm_status pm_media_no_room(const pm_media *media, const char *what, uint64_t byt
     unsigned long long missing = bytes / 1024, left = (uint64_t)system.f_bavail * (uint64_t)system.f_bsize / 1024;
     const char *place = end ? folder : "its file system";
     int shown = end ? (int)(end + 1 - folder) : 15;
-    if (error == ENOSPC || error == EDQUOT)
+    if (error == EDQUOT)
+        snprintf(text, sizeof text,
+                 "%s %llu KiB in %.*s, where a quota leaves less (raise it, or make room, and try again: no change is "
+                 "lost)", what, missing, shown, place);
+    else if (error == ENOSPC)
         snprintf(text, sizeof text, "%s %llu KiB: %.*s has %llu KiB left (make room and try again: no change is lost)",
                  what, missing, shown, place, left);
     else

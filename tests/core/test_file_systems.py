@@ -344,8 +344,10 @@ def refused_growth(directory: str) -> None:
         store = pmstore.open(path, "x", media=media)  # type: ignore[call-overload]
         store["a"] = np.ones(3)
         store.commit()
-        with faults(Fault("fallocate", ONCE, errno.EDQUOT)), pytest.raises(pmstore.OutOfSpaceError, match="make room"):
+        with faults(Fault("fallocate", ONCE, errno.EDQUOT)), pytest.raises(pmstore.OutOfSpaceError) as quota:
             store["b"] = np.ones(1 << 20)
+        assert re.search(rf"grow by \d+ KiB in {directory}/, where a quota leaves less \(raise it", str(quota.value))
+        assert "KiB left" not in str(quota.value), "that would be the file system's"
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size, before[1]))
         with pytest.raises(

@@ -86,6 +86,7 @@ pm_status pm_format(int fd, pm_media_kind media, pm_trace *trace);
 
 /* Renames a file, in one step and only if no file has the new name. Gives errno; EINVAL: the file system can't. */
 int pm_rename_file(const char *from, const char *to);
+int pm_on_smb(const char *path); /* where a file that is open is lost if it is replaced */
 
 /* Opens a store, and recovers it if the last process that had it ended in a crash.
  *
@@ -122,8 +123,7 @@ int pm_errno(void);
 const char *pm_media_name(const pm_store *store);
 const char *pm_domain_in_use(const pm_store *store);
 
-/* The way in which changes to large arrays are found: "uffd", "pagemap" or "compare". The first call tests what the
- * kernel supports. */
+/* How changes to large arrays are found: "uffd", "pagemap" or "compare". The first call tests what the kernel has. */
 const char *pm_tracker_in_use(pm_store *store);
 
 /* ---- transactions ---------------------------------------------------------------------------------------- */

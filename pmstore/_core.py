@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -28,7 +27,6 @@ __all__ = [
     "hash64",
     "lib",
     "owner",
-    "rename_file",
     "require_ok",
 ]
 
@@ -164,13 +162,6 @@ def _pointer(trace: Any) -> Any:
 def format_file(fd: int, media: str, trace: Any = None) -> None:
     """Writes an empty store into the empty file fd."""
     _require_opened(lib.pm_format(fd, MEDIA[media], _pointer(trace)))
-
-
-def rename_file(old: str, new: str) -> None:
-    """Renames a file, in one step and only if no file has the new name: FileExistsError. Other errors are OSError, and
-    a file system may not have this."""
-    if number := lib.pm_rename_file(os.fsencode(old), os.fsencode(new)):
-        raise OSError(number, os.strerror(number), old, None, new)
 
 
 def _row(buffer: Any, at: int) -> tuple[Row, int]:

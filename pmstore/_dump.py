@@ -16,7 +16,7 @@ import numpy as np
 import pmstore
 from pmstore._display import full_text, name_text
 from pmstore._errors import UNSOUND, DecodeError, StoreExistsError
-from pmstore._store import opening
+from pmstore._store.naming import rename
 from pmstore._store.reading import consistently, verify
 from pmstore._values.as_json import print_json, to_json
 from pmstore._values.types import is_text
@@ -129,7 +129,7 @@ def _save(file: Path, array: Any) -> None:
         try:
             with temporary.open("xb") as out:
                 np.save(out, array, allow_pickle=False)
-            opening._rename(str(temporary), str(target), replace=False)
+            rename(str(temporary), str(target), replace=False)
         finally:
             with contextlib.suppress(FileNotFoundError):
                 temporary.unlink()

@@ -5,6 +5,7 @@
 #include <linux/fs.h>
 #include <stdlib.h>
 #include <sys/syscall.h>
+#include <sys/vfs.h>
 #include <unistd.h>
 
 #include "space/catalog.h"
@@ -39,6 +40,15 @@ pm_status pm_format(int fd, pm_media_kind kind, pm_trace *trace)
     media.fd = -1; /* it is the caller's */
     pm_media_close(&media);
     return status;
+}
+
+int pm_on_smb(const char *path)
+{
+    enum { CIFS = 0xff534d42, SMB2 = 0xfe534d42, SMB = 0x517b };
+    struct statfs fs;
+    if (statfs(path, &fs)) return 0;
+    uint32_t type = (uint32_t)fs.f_type;
+    return type == CIFS || type == SMB2 || type == SMB;
 }
 
 int pm_rename_file(const char *from, const char *to)

@@ -14,7 +14,8 @@ import stat
 from collections.abc import Iterator
 
 from pmstore._errors import StoreExistsError
-from pmstore._store import held, opening
+from pmstore._store import held
+from pmstore._store.naming import rename, sync_directory
 
 __all__ = ["new_target", "scratch"]
 
@@ -35,10 +36,10 @@ def new_target(target: str, *, directory: bool) -> Iterator[str]:
                     raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST))
                 os.rename(temporary, target)
             else:
-                opening._rename(temporary, target, replace=False)
+                rename(temporary, target, replace=False)
         except FileExistsError:
             raise StoreExistsError(errno.EEXIST, f"{target!r} exists: an export is a new file", target) from None
-        opening._sync_directory(parent)
+        sync_directory(parent)
     except BaseException:
         _delete(temporary)
         raise
@@ -111,7 +112,7 @@ def _sync(path: str) -> None:
     for folder, _, files in os.walk(path):
         for name in files:
             _sync_file(os.path.join(folder, name))
-        opening._sync_directory(folder)
+        sync_directory(folder)
     if not os.path.isdir(path):
         _sync_file(path)
 

@@ -11,10 +11,11 @@ from typing import Any, Literal
 from pmstore import _core
 from pmstore._errors import CorruptStoreError, FailedStoreError, OutOfSpaceError, StoreNotFoundError, refused
 from pmstore._interrupts import later
+from pmstore._store.callers import outside
 from pmstore._store.cores import opened_core, opened_reader
 from pmstore._store.elsewhere import explains
 from pmstore._store.held import FileLock, OpenedHere, Options
-from pmstore._store.opening import MODES, is_memory, lock_file, open_source, outside, path_of, seconds
+from pmstore._store.opening import MODES, is_memory, lock_file, open_source, path_of, seconds
 from pmstore._store.store import Store
 from pmstore._trace import Trace
 
@@ -72,8 +73,9 @@ def open(
         replaces its target. ``":memory:"``, also as bytes or Path, is a new store without a file that others see: it is
         gone when it is closed, or the process ends.
     mode : {"a", "r", "r+", "w", "x", "w-"}
-        "r" reads a snapshot of the newest commit, "r+" reads and writes an existing store, "a" also creates it if there
-        is none, "w" replaces whatever exists by a new store, "x" and "w-" create a store and fail if the path exists.
+        "r" reads a snapshot of the newest durable commit, "r+" reads and writes an existing store, "a" also creates it
+        if there is none, "w" replaces whatever exists by a new store, "x" and "w-" create a store and fail if the path
+        exists.
     media : {"auto", "memory", "file", "dax", "trace", "trace:memory", "trace:file"}
         How bytes become durable: "memory" for tmpfs, "file" for disks, "dax" for persistent memory with a file system
         that is mounted with DAX. "auto" chooses what the file allows: "dax" where the kernel grants MAP_SYNC. "trace"
@@ -82,7 +84,8 @@ def open(
         "sync": a commit is durable when it returns. "async": it survives the process when it returns, and becomes
         durable soon after: a power cut or a crash of the system may lose the newest commits, but never an earlier
         commit without the later ones, and never a part of one. `Store.sync` and `close` wait until all commits are
-        durable. On memory and DAX, "async" is the same as "sync".
+        durable. Readers, forked children and pickled stores see durable commits only: call `Store.sync` before they
+        open the store. On memory and DAX, "async" is the same as "sync".
     sync_interval : float
         With durability "async": seconds after a commit by which a background sync begins.
     timeout : float

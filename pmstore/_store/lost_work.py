@@ -12,7 +12,7 @@ from pmstore._catalog.kinds import DERIVED, LIST, OBJECT
 from pmstore._catalog.names import ATTRIBUTES_PREFIX, LIST_PREFIX, NAME_PREFIX, split_element, split_part
 from pmstore._catalog.objects import head_of
 from pmstore._errors import AbandonedTransactionWarning, Error, OutOfSpaceError, UncommittedChangesWarning
-from pmstore._store.opening import outside
+from pmstore._store.callers import outside
 
 if TYPE_CHECKING:
     from pmstore._store.store import Store

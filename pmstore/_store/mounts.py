@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 __all__ = ["mount_of"]
+
+_ESCAPED = re.compile(r"\\(0\d\d|1\d\d)")
+"""A space, tab, newline, backslash or # in the name of a directory."""
 
 
 def mount_of(directory: str) -> dict[str, str | None]:
@@ -16,10 +20,10 @@ def mount_of(directory: str) -> dict[str, str | None]:
     found: dict[str, str | None] = {"type": "unknown", "options": "", "upper": None}
     longest = -1
     real = os.path.realpath(directory)
-    for line in _mountinfo().splitlines():
+    for line in _mountinfo().split("\n")[:-1]:
         left, _, right = line.partition(" - ")
-        fields, more = left.split(), right.split()
-        point = fields[4].replace("\\040", " ")
+        fields, more = left.split(" "), right.split(" ")
+        point = _ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), fields[4])
         above = os.path.commonpath([point, real]) == point
         if fields[2] == number and above and len(point) > longest:
             longest = len(point)
@@ -33,7 +37,7 @@ def mount_of(directory: str) -> dict[str, str | None]:
 
 def _mountinfo() -> str:
     try:
-        return Path("/proc/self/mountinfo").read_text()
+        return os.fsdecode(Path("/proc/self/mountinfo").read_bytes())
     except OSError:
         return ""
 

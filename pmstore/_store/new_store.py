@@ -17,9 +17,11 @@ from pmstore._core import BLOCK, Entry
 from pmstore._errors import Error, ReadOnlyStoreError, StoreExistsError, StoreIOError, _SystemError
 from pmstore._interrupts import later
 from pmstore._store import opening
+from pmstore._store.callers import outside
 from pmstore._store.cores import opened_core
 from pmstore._store.held import FileLock
-from pmstore._store.opening import lock_file, outside
+from pmstore._store.naming import rename, sync_directory, unlink
+from pmstore._store.opening import lock_file
 
 __all__ = ["SLABS", "NewStore", "Progress", "new_file", "refuse_taken", "written_anew"]
 
@@ -82,7 +84,7 @@ def new_file(path: str, replaced: tuple[str, os.stat_result] | None = None) -> I
         raise type(error)(error.errno, str(error).replace(repr(temporary), repr(path)), path) from error
     except BaseException:
         if held is not None:
-            opening._unlink(temporary)
+            unlink(temporary)
             held.abandon()
         raise
     try:
@@ -141,7 +143,7 @@ def written_anew(
 
 def _give_up(temporary: str, held: FileLock) -> None:
     with later():
-        opening._unlink(temporary)
+        unlink(temporary)
         held.unlock()
 
 
@@ -162,8 +164,8 @@ def _give_name(temporary: str, real: str, path: str, replaced: tuple[str, os.sta
         if replaced is not None and not os.path.samestat(os.stat(real), replaced[1]):
             raise StoreIOError(errno.ESTALE, f"{path!r} was replaced by another file meanwhile", path)
         _sync(temporary)
-        opening._rename(temporary, real, replace=replaced is not None)
-        opening._sync_directory(os.path.dirname(real))
+        rename(temporary, real, replace=replaced is not None)
+        sync_directory(os.path.dirname(real))
     except FileExistsError:
         raise StoreExistsError(errno.EEXIST, f"{path!r} exists already", path) from None
     except Error:

@@ -8,9 +8,7 @@ import fcntl
 import math
 import os
 import stat
-import sys
 import time
-import warnings
 from collections.abc import Callable
 from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
@@ -31,6 +29,7 @@ from pmstore._errors import (
     refused,
 )
 from pmstore._interrupts import deliver, later
+from pmstore._store.callers import outside
 from pmstore._store.held import (
     LOCK_BYTE,
     FileLock,
@@ -43,10 +42,10 @@ from pmstore._store.held import (
     registry_lock,
     sweep,
 )
-from pmstore._store.mounts import mount_of
+from pmstore._store.naming import rename, sync_directory, unlink
 from pmstore._trace import Trace
 
-__all__ = ["MODES", "is_memory", "lock_file", "locked", "open_source", "outside", "path_of", "seconds"]
+__all__ = ["MODES", "is_memory", "lock_file", "locked", "open_source", "path_of", "seconds"]
 
 T = TypeVar("T")
 MODES = ("r", "r+", "a", "w", "x")
@@ -184,18 +183,6 @@ def seconds(timeout: Any, name: str = "timeout") -> float:
     return value
 
 
-def outside() -> tuple[int, str]:
-    """The stacklevel for a warning to the caller, and "file:line": of the nearest frame outside of pmstore and
-    contextlib."""
-    package = os.path.dirname(os.path.dirname(__file__)) + os.sep
-    level = 1
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith((package, contextlib.__file__)):
-        frame = frame.f_back
-        level += 1
-    return level, f"{frame.f_code.co_filename}:{frame.f_lineno}"
-
-
 def lock_file(
     path: str,
     mode: str,
@@ -331,16 +318,16 @@ def _create(
                 raise ReadOnlyStoreError(error.errno, f"{path!r} can't be created: {error.strerror}", path) from error
             raise
         undo.callback(os.close, fd)
-        undo.callback(_unlink, temporary)
+        undo.callback(unlink, temporary)
         try:
             lock_fd = open_file(temporary, os.O_RDWR)
             undo.callback(os.close, lock_fd)
             lock(lock_fd, path, True)
             if replaced is not None:
                 keep_attributes(fd, real, replaced, path)
-            _core.format_file(fd, media, trace)
+            _format(fd, path, media, trace)
             os.fsync(fd)
-            _rename(temporary, real, replace=replaced is not None)
+            rename(temporary, real, replace=replaced is not None)
         except FileExistsError:
             if mode == "x":
                 raise StoreExistsError(errno.EEXIST, f"{path!r} exists already", path) from None
@@ -349,88 +336,17 @@ def _create(
             raise OutOfSpaceError(error.errno, f"{path!r} can't be created: {error}") from None
         except (FileNotFoundError, StoreLockedError):  # a sweep took the file before it was locked
             raise _Changed from None
-        except StoreIOError as error:
-            raise of(path, error) from None
-        _sync_directory(directory)
+        sync_directory(directory)
         held = FileLock(fd, where, lock_fd, True, opens)
         undo.pop_all()
         return held
 
 
-def _unlink(path: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(path)
-
-
-def _rename(temporary: str, real: str, replace: bool) -> None:
-    """Give a file its own name. A directory may let files be created and none removed (chattr +a): a warning names the
-    temporary file that stays there."""
-    if replace:
-        if mount_of(os.path.dirname(real))["type"] in ("cifs", "smb3"):
-            text = (
-                f"{real!r} can't be replaced: on SMB the system deletes a file that is replaced while it is open, and "
-                "keeps no other. Make the new store under another name, or delete the old one first"
-            )
-            raise ReadOnlyStoreError(errno.EBUSY, text, real)
-        try:
-            os.replace(temporary, real)
-        except PermissionError as error:
-            _unlink(temporary)
-            left = f", and {temporary!r} stays there" if os.path.lexists(temporary) else ""
-            text = f"{real!r} can't be replaced: its directory refuses it ({error.strerror}){left}"
-            raise ReadOnlyStoreError(error.errno, text, real) from error
-        return
+def _format(fd: int, path: str, media: str, trace: Trace | None) -> None:
     try:
-        _core.rename_file(temporary, real)
-    except FileExistsError:
-        raise
-    except OSError:  # what else is wrong, the other ways tell
-        if not _link(temporary, real):
-            _rename_in_turn(temporary, real)
-
-
-def _link(temporary: str, real: str) -> bool:
-    """Rename a file where it takes a hard link: NFS, and directories in which files may be linked and not removed.
-    False where there are no hard links, and on 9p, where an open file is lost with the first of its names."""
-    if mount_of(os.path.dirname(real))["type"] == "9p":
-        return False
-    try:
-        os.link(temporary, real)
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
-            raise
-        return False
-    try:
-        os.unlink(temporary)
-    except OSError as error:
-        text = f"{real!r} is complete, but its temporary name {temporary!r} can't be removed: {error.strerror}"
-        warnings.warn(text, UserWarning, stacklevel=outside()[0])
-    return True
-
-
-def _rename_in_turn(temporary: str, real: str) -> None:
-    """Rename a file where the system does not look for another one in the same step. Creators of this machine take
-    turns."""
-    directory = os.open(os.path.dirname(real), os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):  # not every file system has such locks
-            fcntl.flock(directory, fcntl.LOCK_EX)
-        if os.path.lexists(real):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), real)
-        os.rename(temporary, real)
-    finally:
-        os.close(directory)
-
-
-def _sync_directory(directory: str) -> None:
-    fd = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # not every file system supports it
-            raise
-    finally:
-        os.close(fd)
+        _core.format_file(fd, media, trace)
+    except StoreIOError as error:
+        raise of(path, error) from None
 
 
 def _lock_now(fd: int) -> None:

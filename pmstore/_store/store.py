@@ -29,13 +29,14 @@ from pmstore._interrupts import later
 from pmstore._locks import Lock, Transaction, TransactionLock
 from pmstore._snapshot import Reader, Snapshot
 from pmstore._store import notes
+from pmstore._store.callers import outside
 from pmstore._store.companions import Companion
 from pmstore._store.cores import opened_snapshot
 from pmstore._store.following import Following
 from pmstore._store.held import FileLock, Held
 from pmstore._store.lost_work import Undo, warn_of_drop
 from pmstore._store.only import holds, mark, spans, violation
-from pmstore._store.opening import open_source, outside
+from pmstore._store.opening import open_source
 from pmstore._store.report import CheckReport, Stats, check
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ class Store(Following):
 
     A store travels to other processes as a reader of the same path. A pickle holds the path, and is loaded by
     ``pmstore.open(path, "r")``. In a process that was forked while the store was open, the first use opens such a
-    snapshot, and changes raise ForkedStoreError. Either shows the newest commit, without pending changes.
+    snapshot, and changes raise ForkedStoreError. Either shows the newest durable commit, without pending changes: with
+    durability "async", call `sync` before.
 
     Several threads may use a store. `transaction` explains which changes become durable together.
     """

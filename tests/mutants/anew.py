@@ -36,7 +36,7 @@ NOTICED = [
         "directory-of-a-compacted-store-not-synced",
         "F",
         NEW,
-        "opening._sync_directory(os.path.dirname(real))",
+        "sync_directory(os.path.dirname(real))",
         "pass",
         "an acknowledged compact is undone",
     ),

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 import pmstore
-from pmstore import _core
-from pmstore._store import opening
+from pmstore._core import lib
+from pmstore._store import naming, opening
 from tests.mutants.damage import Noticed
 
-RENAMES = ("rename_file", "link", "rename", "replace")
+RENAMES = ("pm_rename_file", "link", "rename", "replace")
 
 
 class Watched:
@@ -30,8 +30,9 @@ class Watched:
         def noted(*arguments: Any, **options: Any) -> Any:
             what = arguments[0]
             place = os.readlink(f"/proc/self/fd/{what}") if isinstance(what, int) else os.fsdecode(what)
-            function(*arguments, **options)
+            result = function(*arguments, **options)
             self.done.append((name, place))
+            return result
 
         return noted
 
@@ -41,11 +42,13 @@ def names_of_new_files(directory: Path, medium: str) -> None:
     path = directory / f"created-{medium}.pm"
     for mode in ("x", "w"):
         done: list[tuple[str, str]] = []
-        opening.os, opening._core = Watched(os, done), Watched(_core, done)  # type: ignore[assignment]
+        opening.os = naming.os = Watched(os, done)  # type: ignore[assignment]
+        naming.lib = Watched(lib, done)
         try:
             store = pmstore.open(path, mode, media=medium)
         finally:
-            opening.os, opening._core = os, _core
+            opening.os = naming.os = os
+            naming.lib = lib
         named = next((i for i, (name, _) in enumerate(done) if name in RENAMES), None)
         if named is None or not done[named][1].startswith(str(directory / ".pmstore-creating-")):
             raise Noticed("names", f"a store was not written under another name first: {done}")

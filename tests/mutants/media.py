@@ -7,7 +7,8 @@ from __future__ import annotations
 from tests.mutants.build import Mutant, part
 
 FILE, MEMORY, MEDIA, STORE = "csrc/media/file.c", "csrc/media/memory.c", "csrc/media/media.c", "csrc/store/new_file.c"
-OPENING, TRANSACTION, CATALOG = "pmstore/_store/opening.py", "csrc/python/transaction.c", "pmstore/_catalog/catalog.py"
+OPENING, NAMING = "pmstore/_store/opening.py", "pmstore/_store/naming.py"
+TRANSACTION, CATALOG = "csrc/python/transaction.c", "pmstore/_catalog/catalog.py"
 LOCK = "csrc/python/lock.c"
 STORE_PY, OBJECTS = "pmstore/_store/store.py", "pmstore/_catalog/objects.py"
 
@@ -271,29 +272,29 @@ CREATION = [
         "os.fsync(fd)",
         "pass",
         "an acknowledged store is empty",
-        within="_core.format_file(fd, media, trace)\n            os.fsync(fd)",
+        within="_format(fd, path, media, trace)\n            os.fsync(fd)",
     ),
     Mutant(
         "directory-not-synced",
         "F",
         OPENING,
-        "_sync_directory(directory)",
+        "sync_directory(directory)",
         "pass",
         "an acknowledged store is missing",
-        within="raise of(path, error) from None\n        _sync_directory(directory)",
+        within="raise _Changed from None\n        sync_directory(directory)",
     ),
     Mutant(
         "named-before-it-is-written",
         "F",
         OPENING,
-        "_core.format_file(fd, media, trace)\n            os.fsync(fd)\n            _rename(temporary, real, replace=replaced is not None)",
-        "_rename(temporary, real, replace=replaced is not None)\n            _core.format_file(fd, media, trace)\n            os.fsync(fd)",
+        "_format(fd, path, media, trace)\n            os.fsync(fd)\n            rename(temporary, real, replace=replaced is not None)",
+        "rename(temporary, real, replace=replaced is not None)\n            _format(fd, path, media, trace)\n            os.fsync(fd)",
         "half a store has the name",
     ),
     Mutant(
         "replaced-store-deleted-first",
         "F",
-        OPENING,
+        NAMING,
         "os.replace(temporary, real)",
         "os.unlink(real)\n            os.rename(temporary, real)",
         "a crash leaves neither the old store nor the new one",
@@ -311,9 +312,9 @@ CREATION = [
     Mutant(
         "temporary-file-left",
         "F",
-        OPENING,
-        "_core.rename_file(temporary, real)",
-        "os.link(temporary, real)",
+        NAMING,
+        "number = lib.pm_rename_file(os.fsencode(temporary), os.fsencode(real))",
+        "number = os.link(temporary, real) or 0",
         "creating leaves a file",
     ),
     Mutant(

@@ -141,7 +141,8 @@ PYTHON_ORDER = {
     "_derived": ["decision verify", "inputs derived arrays", "__init__"],
     "_store": [
         "companions elsewhere header lineage notes only reading",
-        "held report mounts",
+        "held report mounts callers",
+        "naming",
         "cores opening",
         "file_format new_store",
         "backup compacting",

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 
 import pmstore
 from pmstore import _core
-from pmstore._store import opening
+from pmstore._store import mounts, naming
 
 WAYS = {  # the type of the mount, the error of renaming, the error of linking
     "renamed": ("ext4", None, errno.EIO),
@@ -24,25 +26,40 @@ WAYS = {  # the type of the mount, the error of renaming, the error of linking
 }
 
 
+def refuse(code: int) -> Callable[..., None]:
+    def refused(*_: Any) -> None:
+        raise OSError(code, os.strerror(code))
+
+    return refused
+
+
+class Answered:
+    """The C interface, some of whose functions give what they are told."""
+
+    def __init__(self, answers: dict[str, int]) -> None:
+        self.answers = answers
+
+    def __getattr__(self, name: str) -> Any:
+        return (lambda *_: self.answers[name]) if name in self.answers else getattr(_core.lib, name)
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, **answers: int) -> None:
+    monkeypatch.setattr(naming, "lib", Answered(answers))
+
+
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, renaming, linking = WAYS[request.param]
 
-    def refuse(code: int) -> Any:
-        def refused(*_: Any) -> None:
-            raise OSError(code, os.strerror(code))
-
-        return refused
-
     mounted_on(kind, monkeypatch)
     if renaming is not None:
-        monkeypatch.setattr(_core, "rename_file", refuse(renaming))
+        answer(monkeypatch, pm_rename_file=renaming)
     if linking is not None:
         monkeypatch.setattr(os, "link", refuse(linking))
 
 
 def mounted_on(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opening, "mount_of", lambda directory: {"type": kind, "options": "", "upper": None})
+    monkeypatch.setattr(naming, "mount_of", lambda directory: {"type": kind, "options": "", "upper": None})
 
 
 @pytest.mark.usefixtures("way")
@@ -53,7 +70,7 @@ def test_a_new_store_replaces_no_file(tmp_path: Path, monkeypatch: pytest.Monkey
     with pmstore.open(path) as store:
         assert store["x"].sum() == 10
 
-    real = opening._core.format_file
+    real = _core.format_file
 
     def format_late(*arguments: Any) -> None:
         """Another process creates the same store meanwhile."""
@@ -77,7 +94,7 @@ def name_new(path: Path, barrier: threading.Barrier, winners: list[int]) -> None
     temporary.write_bytes(b"%d" % me)
     barrier.wait()
     try:
-        opening._rename(str(temporary), str(path), replace=False)
+        naming.rename(str(temporary), str(path), replace=False)
         winners.append(me)
     except FileExistsError:
         temporary.unlink()
@@ -97,6 +114,35 @@ def test_of_two_creators_one_wins(tmp_path: Path) -> None:
         assert [int(path.read_bytes())] == winners
 
 
+def test_a_directory_that_another_program_has_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A new store does not wait for it for ever."""
+    answer(monkeypatch, pm_rename_file=errno.EINVAL)
+    monkeypatch.setattr(os, "link", refuse(errno.EPERM))
+    monkeypatch.setattr(naming, "_TURNS", 2)
+    other = os.open(tmp_path, os.O_RDONLY)
+    try:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        pmstore.open(tmp_path / "store.pm").close()
+        fcntl.flock(other, fcntl.LOCK_UN)
+        pmstore.open(tmp_path / "other.pm").close()
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)  # it was given back
+    finally:
+        os.close(other)
+
+
+@pytest.mark.parametrize("name", ["a b", "a\tb", "a\nb", "a\\040b", "a#b", "a\r\u2028b", "\udcff"])
+def test_mounts_with_odd_names(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    device, point = os.stat(folder).st_dev, os.fspath(folder)
+    for character in "\\ \t\n#":
+        point = point.replace(character, f"\\{ord(character):03o}")
+    line = f"36 35 {os.major(device)}:{os.minor(device)} / {point} rw,relatime shared:1 - 9p share rw\n"
+    monkeypatch.setattr(mounts, "_mountinfo", lambda: line)
+    assert mounts.mount_of(str(folder))["type"] == "9p"
+    pmstore.open(folder / "store.pm").close()
+
+
 def test_on_smb_nothing_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There a rename over an open file fails, and takes the file away."""
     path = tmp_path / "store.pm"
@@ -104,7 +150,7 @@ def test_on_smb_nothing_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         store["x"], store["gone"] = np.ones(10), np.ones(300_000)
         store.commit()
         del store["gone"]
-    mounted_on("cifs", monkeypatch)
+    answer(monkeypatch, pm_on_smb=1)
     for replacing in (lambda: pmstore.open(path, "w"), lambda: pmstore.compact(path)):
         with pytest.raises(pmstore.ReadOnlyStoreError, match="on SMB"):
             replacing()
@@ -115,10 +161,10 @@ def test_on_smb_nothing_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_a_file_system_without_shared_mappings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: Any) -> None:
+    def unmappable(*_: Any) -> None:
         raise pmstore.StoreIOError("cannot map the file: why")
 
-    monkeypatch.setattr(_core, "format_file", refuse)
+    monkeypatch.setattr(_core, "format_file", unmappable)
     with pytest.raises(pmstore.StoreIOError, match=r"store\.pm': cannot map the file"):
         pmstore.open(tmp_path / "store.pm")
     assert os.listdir(tmp_path) == []

@@ -7,12 +7,13 @@ import gc
 import os
 import re
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import pmstore
-from pmstore import _core
+from pmstore._store import naming
 from pmstore._store.entrance import _LEAST
 from tests.conftest import Medium
 
@@ -30,7 +31,7 @@ def test_a_directory_from_which_nothing_can_be_removed(medium: Medium, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(os, "unlink", refuse)
         patch.setattr(os, "replace", refuse)
-        patch.setattr(_core, "rename_file", refuse)
+        patch.setattr(naming, "lib", SimpleNamespace(pm_rename_file=lambda *_: errno.EPERM, pm_on_smb=lambda _: 0))
         with pytest.warns(UserWarning, match="complete, but its temporary name .* can't be removed") as told:
             store = pmstore.open(path, "x")
         assert told[0].filename == __file__

@@ -86,7 +86,7 @@ pm_status pm_format(int fd, pm_media_kind media, pm_trace *trace);
 
 /* Renames a file, in one step and only if no file has the new name. Gives errno; EINVAL: the file system can't. */
 int pm_rename_file(const char *from, const char *to);
-int pm_on_smb(const char *path); /* where a file that is open is lost if it is replaced */
+uint32_t pm_file_system_type(const char *path); /* of statfs; 0: it can't be asked */
 
 /* Opens a store, and recovers it if the last process that had it ended in a crash.
  *

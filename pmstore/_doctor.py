@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import re
 import resource
 import shutil
 import tempfile
@@ -15,7 +16,6 @@ import numpy as np
 
 import pmstore
 from pmstore._display import size_text
-from pmstore._store.mounts import mount_of
 
 __all__ = ["examine", "lines"]
 
@@ -51,6 +51,9 @@ TRACKERS = {
     "changes. The kernel neither protects pages for pmstore (userfaultfd) nor tells which are private "
     "(/proc/self/pagemap)",
 }
+
+_ESCAPED = re.compile(r"\\(0\d\d|1\d\d)")
+"""A space, tab, newline, backslash or # in the name of a directory."""
 
 
 def examine(directory: str) -> dict[str, Any]:
@@ -127,11 +130,48 @@ def _limit(which: int) -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
+def _file_system(directory: str) -> dict[str, str | None]:
+    """Type and options of the mount that a directory is on, and the type below the upper layer of an overlay, if this
+    process sees that layer. mountinfo names a mount by its device."""
+    device = os.stat(directory).st_dev
+    number = f"{os.major(device)}:{os.minor(device)}"
+    found: dict[str, str | None] = {"type": "unknown", "options": "", "upper": None}
+    longest = -1
+    real = os.path.realpath(directory)
+    for line in _mountinfo().split("\n")[:-1]:
+        left, _, right = line.partition(" - ")
+        fields, more = left.split(" "), right.split(" ")
+        point = _ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), fields[4])
+        above = os.path.commonpath([point, real]) == point
+        if fields[2] == number and above and len(point) > longest:
+            longest = len(point)
+            found = {"type": more[0], "options": ",".join([fields[5], *more[2:]]), "upper": None}
+    upper = _upper_layer(found)
+    if upper is not None and os.path.isdir(upper) and os.stat(upper).st_dev != device:
+        below = _file_system(upper)
+        found["upper"] = below["upper"] or below["type"]
+    return found
+
+
+def _mountinfo() -> str:
+    try:
+        return os.fsdecode(Path("/proc/self/mountinfo").read_bytes())
+    except OSError:
+        return ""
+
+
+def _upper_layer(found: dict[str, str | None]) -> str | None:
+    """The directory that takes the changes of an overlay; None for other file systems. The path is that of the process
+    that mounted it: a container does not see it."""
+    options = (found["options"] or "").split(",") if found["type"] == "overlay" else []
+    return next((option.partition("=")[2] for option in options if option.startswith("upperdir=")), None)
+
+
 def _directory(directory: str) -> dict[str, Any]:
     path = os.path.abspath(os.path.expanduser(directory))
     found: dict[str, Any] = {"path": path, "error": None, "medium": None, "domain": None, "tracker": None}
     try:
-        found |= mount_of(path)
+        found |= _file_system(path)
         found["free"] = shutil.disk_usage(path).free
         found |= _try(path)
     except (OSError, pmstore.Error, ValueError) as error:

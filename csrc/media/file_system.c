@@ -51,8 +51,8 @@ static pm_fs look(const struct stat *file, const struct statfs *fs)
     pm_fs found = {.synced = RWF_DSYNC};
     switch ((unsigned long)fs->f_type) {
     case XFS_SUPER_MAGIC:
-        if (!major(file->st_dev)) break; /* the type is that of a server of 9p */
-        found.ranges = found.reflinks = true;
+        found.ranges = major(file->st_dev) != 0; /* 0: the type is that of a server of 9p */
+        found.reflinks = true;
         break;
     case EXT4_SUPER_MAGIC:
         if (!ext4_options(file->st_dev, options, sizeof options)) break;

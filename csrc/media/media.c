@@ -52,7 +52,7 @@ static pm_status find_domain(const file_facts *file, pm_media_kind kind, pm_doma
 /* A client of 9p gives the type of its server's file system. Only files of tmpfs can tell their seals. */
 static bool is_tmpfs(int fd, const struct statfs *fs)
 {
-    return fs->f_type == TMPFS_MAGIC && fcntl(fd, F_GET_SEALS) >= 0;
+    return fs->f_type == TMPFS_MAGIC && (fcntl(fd, F_GET_SEALS) >= 0 || errno != EINVAL);
 }
 
 /* On tmpfs the number of blocks is exact, but it includes blocks behind the end. lseek takes pages for holes that were
@@ -207,8 +207,8 @@ pm_status pm_media_own_space(pm_media *media, uint64_t size)
 static pm_status map_refused(uint64_t size)
 {
     if (errno != EINVAL && errno != ENODEV) return pm_address_refused("cannot map the file", size);
-    return pm_fail(PM_IO, "cannot map the file: its file system has no shared mappings, and a store needs one: mount "
-                          "9p with cache=mmap, FUSE without direct_io, or use another file system");
+    return pm_fail_errno("cannot map the file: its file system has no shared mappings, and a store needs one: mount 9p "
+                         "with cache=mmap, FUSE without direct_io, or use another file system");
 }
 
 pm_status pm_media_map(pm_media *media)

@@ -42,13 +42,10 @@ pm_status pm_format(int fd, pm_media_kind kind, pm_trace *trace)
     return status;
 }
 
-int pm_on_smb(const char *path)
+uint32_t pm_file_system_type(const char *path)
 {
-    enum { CIFS = 0xff534d42, SMB2 = 0xfe534d42, SMB = 0x517b };
     struct statfs fs;
-    if (statfs(path, &fs)) return 0;
-    uint32_t type = (uint32_t)fs.f_type;
-    return type == CIFS || type == SMB2 || type == SMB;
+    return statfs(path, &fs) ? 0 : (uint32_t)fs.f_type;
 }
 
 int pm_rename_file(const char *from, const char *to)

@@ -12,10 +12,11 @@ import warnings
 from pmstore._core import lib
 from pmstore._errors import ReadOnlyStoreError
 from pmstore._store.callers import outside
-from pmstore._store.mounts import mount_of
 
 __all__ = ["rename", "sync_directory", "unlink"]
 
+_NFS = 0x6969
+_SMB = (0x517B, 0xFE534D42, 0xFF534D42)
 _TURNS, _TURN = 500, 0.01  # seconds
 
 
@@ -28,7 +29,7 @@ def rename(temporary: str, real: str, replace: bool) -> None:
     """Give a file its own name. A directory may let files be created and none removed (chattr +a): a warning names the
     temporary file that stays there."""
     if replace:
-        if lib.pm_on_smb(os.fsencode(real)):
+        if lib.pm_file_system_type(os.fsencode(real)) in _SMB:
             text = (
                 f"{real!r} can't be replaced: on SMB the system deletes a file that is replaced while it is open, and "
                 "keeps no other. Make the new store under another name, or delete the old one first"
@@ -45,15 +46,19 @@ def rename(temporary: str, real: str, replace: bool) -> None:
     number = lib.pm_rename_file(os.fsencode(temporary), os.fsencode(real))
     if number == errno.EEXIST:
         raise FileExistsError(number, os.strerror(number), real)
-    if number and not _link(temporary, real):  # what else is wrong, the other ways tell
+    if number and not (_takes_links(number, temporary) and _link(temporary, real)):  # what else is wrong, these tell
         _rename_in_turn(temporary, real)
 
 
+def _takes_links(number: int, temporary: str) -> bool:
+    """True of NFS, which knows no renaming without replacement, and of directories in which files may be linked and not
+    removed. Elsewhere an open file may be lost with the first of its names: on 9p, and with servers of FUSE, where its
+    locks would not be those of the second name."""
+    return number in (errno.EPERM, errno.EACCES) or lib.pm_file_system_type(os.fsencode(temporary)) == _NFS
+
+
 def _link(temporary: str, real: str) -> bool:
-    """Rename a file where it takes a hard link: NFS, and directories in which files may be linked and not removed.
-    False where there are no hard links, and on 9p, where an open file is lost with the first of its names."""
-    if mount_of(os.path.dirname(real))["type"] == "9p":
-        return False
+    """Rename a file by a hard link. False where there are none."""
     try:
         os.link(temporary, real)
     except OSError as error:

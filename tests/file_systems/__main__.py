@@ -27,7 +27,7 @@ from tests.file_systems.test_mounted import expect_commits
 FOLDER = ROOT / "build" / "filesystems"
 RUN = FOLDER / "run"
 MEMORY = Path(f"/dev/shm/pmstore-served-{os.getpid()}")
-PACKAGES = ("nfs-kernel-server", "samba", "f2fs-tools", "exfatprogs", "dosfstools", "ntfs-3g")
+PACKAGES = ("nfs-kernel-server", "samba", "f2fs-tools", "exfatprogs", "dosfstools", "ntfs-3g", "bindfs")
 _CIPHERS = ("md5", "hmac", "cmac", "ecb", "ccm", "gcm", "aesni_intel", "sha256_generic", "sha512_generic")
 _TEXTS = ("nls_utf8", "nls_cp437", "nls_ascii", "crc32_generic")
 _FILE_SYSTEMS = ("nfsd", "nfsv4", "cifs", "f2fs", "exfat", "vfat", "ntfs3", "virtiofs")

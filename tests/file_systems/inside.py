@@ -69,8 +69,9 @@ MOUNTS = {  # type, source, options, the directory that is served
     "9p-mmap": ("9p", "share-mmap", f"{_TO_9P},cache=mmap", None),
     "9p-loose": ("9p", "share-loose", f"{_TO_9P},cache=loose", None),
     "virtiofs": ("virtiofs", "virtiofs", "rw", None),
+    "bindfs": ("fuse", str(DISK), "rw", DISK),
 }
-"""The sources of the last four are the host's, which does not serve virtiofs if it has no server for it."""
+"""The sources of 9p and virtiofs are the host's, which does not serve virtiofs if it has no server for it."""
 
 
 def run(*command: str | Path) -> None:
@@ -123,7 +124,10 @@ def mounted(name: str) -> tuple[str, str | None]:
         return str(place), None
     kind, source, options, behind = MOUNTS[name]
     place.mkdir()
-    run("mount", "-i", "-t", kind, "-o", options, source, place)
+    if kind == "fuse":
+        run("bindfs", source, place)
+    else:
+        run("mount", "-i", "-t", kind, "-o", options, source, place)
     return str(place), behind and str(behind)
 
 

@@ -92,7 +92,7 @@ PYTHON_ROOMS: dict[str, set[str]] = {
     "torch": {"_catalog", "_core", "_errors", "_interrupts", "_resume", "_store", "_values", "archive"},
     "_watch": {"_catalog", "_display", "_errors", "_resume", "_store"},
     "testing": {"_catalog", "_core", "_display", "_errors", "_resume", "_store", "_trace", "_values", "scale"},
-    "_doctor": {"_display", "_store"},
+    "_doctor": {"_display"},
     "_dump": {"_display", "_errors", "_store", "_values"},
     "_cli": {"_display", "_doctor", "_dump", "_interchange", "_store", "_values", "_watch", "archive", "testing"},
     "__main__": {"_cli"},
@@ -141,7 +141,7 @@ PYTHON_ORDER = {
     "_derived": ["decision verify", "inputs derived arrays", "__init__"],
     "_store": [
         "companions elsewhere header lineage notes only reading",
-        "held report mounts callers",
+        "held report callers",
         "naming",
         "cores opening",
         "file_format new_store",

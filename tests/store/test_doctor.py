@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore import _doctor
 from pmstore._cli import main
-from pmstore._store import mounts as mount_table
 from tests.conftest import MEMORY, Medium
 
 
@@ -83,7 +83,7 @@ def pretended(monkeypatch: pytest.MonkeyPatch, mounts: dict[Path, str]) -> None:
     for directory, shown in mounts.items():
         device = os.stat(directory).st_dev
         table += f"36 35 {os.major(device)}:{os.minor(device)} / {directory} rw,relatime shared:1 - {shown}\n"
-    monkeypatch.setattr(mount_table, "_mountinfo", lambda: table)
+    monkeypatch.setattr(_doctor, "_mountinfo", lambda: table)
 
 
 @pytest.mark.parametrize("domain", ["", "memory"])
@@ -120,6 +120,21 @@ def test_what_a_file_system_keeps(
     notes = notes_of(tmp_path, capsys)
     assert expected in notes[0]
     assert not [note for note in notes[1:] if "power cut" in note]
+
+
+@pytest.mark.parametrize("name", ["a b", "a\tb", "a\nb", "a\\040b", "a#b", "a\r\u2028b", "\udcff"])
+def test_mounts_with_odd_names(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / name
+    folder.mkdir()
+    device, point = os.stat(folder).st_dev, os.fspath(folder)
+    for character in "\\ \t\n#":
+        point = point.replace(character, f"\\{ord(character):03o}")
+    table = f"36 35 {os.major(device)}:{os.minor(device)} / {point} rw,relatime shared:1 - 9p share rw\n"
+    monkeypatch.setattr(_doctor, "_mountinfo", lambda: table)
+    assert main(["doctor", "--json", str(folder)]) == 0
+    assert json.loads(capsys.readouterr().out)["directory"]["type"] == "9p"
 
 
 def test_an_overlay_keeps_what_its_upper_layer_keeps(

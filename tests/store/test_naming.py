@@ -15,14 +15,15 @@ import pytest
 
 import pmstore
 from pmstore import _core
-from pmstore._store import mounts, naming
+from pmstore._store import naming
 
-WAYS = {  # the type of the mount, the error of renaming, the error of linking
-    "renamed": ("ext4", None, errno.EIO),
-    "linked": ("nfs4", errno.EINVAL, None),
-    "linked, in a sandbox": ("ext4", errno.EPERM, None),
-    "in turn": ("exfat", errno.EINVAL, errno.EPERM),
-    "in turn on 9p": ("9p", errno.EINVAL, errno.EIO),
+NFS, SMB, FUSE = 0x6969, 0xFE534D42, 0x65735546
+WAYS = {  # the type of the file system, the error of renaming, the error of linking
+    "renamed": (0, 0, errno.EIO),
+    "linked": (NFS, errno.EINVAL, 0),
+    "linked, in a sandbox": (0, errno.EPERM, 0),
+    "in turn": (FUSE, errno.EINVAL, errno.EIO),
+    "in turn, without links": (NFS, errno.EINVAL, errno.EPERM),
 }
 
 
@@ -50,16 +51,10 @@ def answer(monkeypatch: pytest.MonkeyPatch, **answers: int) -> None:
 @pytest.fixture(params=WAYS)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     kind, renaming, linking = WAYS[request.param]
-
-    mounted_on(kind, monkeypatch)
-    if renaming is not None:
-        answer(monkeypatch, pm_rename_file=renaming)
-    if linking is not None:
+    if renaming:
+        answer(monkeypatch, pm_rename_file=renaming, pm_file_system_type=kind)
+    if linking:
         monkeypatch.setattr(os, "link", refuse(linking))
-
-
-def mounted_on(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(naming, "mount_of", lambda directory: {"type": kind, "options": "", "upper": None})
 
 
 @pytest.mark.usefixtures("way")
@@ -117,7 +112,6 @@ def test_of_two_creators_one_wins(tmp_path: Path) -> None:
 def test_a_directory_that_another_program_has_locked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A new store does not wait for it for ever."""
     answer(monkeypatch, pm_rename_file=errno.EINVAL)
-    monkeypatch.setattr(os, "link", refuse(errno.EPERM))
     monkeypatch.setattr(naming, "_TURNS", 2)
     other = os.open(tmp_path, os.O_RDONLY)
     try:
@@ -130,19 +124,6 @@ def test_a_directory_that_another_program_has_locked(tmp_path: Path, monkeypatch
         os.close(other)
 
 
-@pytest.mark.parametrize("name", ["a b", "a\tb", "a\nb", "a\\040b", "a#b", "a\r\u2028b", "\udcff"])
-def test_mounts_with_odd_names(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = tmp_path / name
-    folder.mkdir()
-    device, point = os.stat(folder).st_dev, os.fspath(folder)
-    for character in "\\ \t\n#":
-        point = point.replace(character, f"\\{ord(character):03o}")
-    line = f"36 35 {os.major(device)}:{os.minor(device)} / {point} rw,relatime shared:1 - 9p share rw\n"
-    monkeypatch.setattr(mounts, "_mountinfo", lambda: line)
-    assert mounts.mount_of(str(folder))["type"] == "9p"
-    pmstore.open(folder / "store.pm").close()
-
-
 def test_on_smb_nothing_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There a rename over an open file fails, and takes the file away."""
     path = tmp_path / "store.pm"
@@ -150,7 +131,7 @@ def test_on_smb_nothing_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         store["x"], store["gone"] = np.ones(10), np.ones(300_000)
         store.commit()
         del store["gone"]
-    answer(monkeypatch, pm_on_smb=1)
+    answer(monkeypatch, pm_file_system_type=SMB)
     for replacing in (lambda: pmstore.open(path, "w"), lambda: pmstore.compact(path)):
         with pytest.raises(pmstore.ReadOnlyStoreError, match="on SMB"):
             replacing()

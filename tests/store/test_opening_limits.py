@@ -31,7 +31,9 @@ def test_a_directory_from_which_nothing_can_be_removed(medium: Medium, monkeypat
     with monkeypatch.context() as patch:
         patch.setattr(os, "unlink", refuse)
         patch.setattr(os, "replace", refuse)
-        patch.setattr(naming, "lib", SimpleNamespace(pm_rename_file=lambda *_: errno.EPERM, pm_on_smb=lambda _: 0))
+        patch.setattr(
+            naming, "lib", SimpleNamespace(pm_rename_file=lambda *_: errno.EPERM, pm_file_system_type=lambda _: 0)
+        )
         with pytest.warns(UserWarning, match="complete, but its temporary name .* can't be removed") as told:
             store = pmstore.open(path, "x")
         assert told[0].filename == __file__

@@ -372,7 +372,8 @@ def _check_found(array: Any) -> None:
     with its metadata, and zarr takes chunks that it does not find for fill values."""
     name = f"{array.store}/{array.path}".rstrip("/")
     try:
-        found = importlib.import_module("zarr").open_array(array.store, path=array.path, mode="r")
+        mode = "r" if getattr(array.store, "read_only", True) else "r+"  # not every store has a copy for reading
+        found = importlib.import_module("zarr").open_array(array.store, path=array.path, mode=mode)
     except FileNotFoundError as error:
         raise FileNotFoundError(
             f"there is no zarr array {name!r} here: store it where the workers find it, too"

@@ -75,3 +75,12 @@ def test_an_array_in_memory_travels_once(tmp_path: Path) -> None:
     assert len(shards) == 5 and sum(sizes) < X.nbytes + 5 * 500
     expected = result(Walk(stored(tmp_path / "x.zarr")).run(engine=Serial()))
     assert result(Walk(array).run(engine=Serial())) == result(Walk(array).run(engine=1)) == expected
+
+
+def test_a_store_that_has_no_copy_for_reading(tmp_path: Path) -> None:
+    path = tmp_path / "x.zip"
+    with zarr.storage.ZipStore(path, mode="w") as store:
+        stored(store)
+    with zarr.storage.ZipStore(path, mode="a") as store:
+        shards = shards_of(zarr.open_array(store))
+        assert np.array_equal(np.concatenate([shard() for shard in shards]), X)

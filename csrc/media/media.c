@@ -59,7 +59,7 @@ static bool is_tmpfs(int fd, const struct statfs *fs)
  * reserved and never written, so it is asked only where the number does not tell. */
 static bool has_holes(int fd, const struct stat *file, const struct statfs *fs)
 {
-    if (!is_tmpfs(fd, fs) || !fs->f_blocks) return false; /* f_blocks 0: without a limit, such as a memfd */
+    if (!fs->f_blocks) return false; /* f_blocks 0: without a limit, such as a memfd */
     uint64_t size = pm_round_up((uint64_t)file->st_size, PM_PAGE), owned = (uint64_t)file->st_blocks * 512;
     return owned < size || (owned > size && lseek(fd, 0, SEEK_HOLE) < file->st_size);
 }
@@ -68,7 +68,7 @@ bool pm_media_has_holes(int fd)
 {
     struct stat file;
     struct statfs fs;
-    return !fstat(fd, &file) && !fstatfs(fd, &fs) && has_holes(fd, &file, &fs);
+    return !fstat(fd, &file) && !fstatfs(fd, &fs) && is_tmpfs(fd, &fs) && has_holes(fd, &file, &fs);
 }
 
 pm_status pm_media_of(int fd, pm_media_kind *kind, pm_domain *domain)
@@ -119,7 +119,7 @@ pm_status pm_media_open(pm_media *media, int fd, pm_media_kind kind, bool read_o
     file.answer = pm_dax_ask(fd, file.dax, &file.status);
     PM_TRY(choose_kind(media, kind, &file));
     media->may_be_bad = media->kind != PM_MEDIA_MEMORY;
-    media->holes = has_holes(fd, &file.status, &fs);
+    media->holes = file.tmpfs && has_holes(fd, &file.status, &fs);
     if (media->kind != PM_MEDIA_FILE) {
         media->operations = media->kind == PM_MEDIA_DAX ? &pm_media_dax : &pm_media_memory;
         media->byte_addressable = true;

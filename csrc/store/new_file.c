@@ -1,4 +1,4 @@
-/* Makes an empty store. */
+/* New files: an empty store, and the name of a file. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>

@@ -13,7 +13,7 @@ from pmstore._core import lib
 from pmstore._errors import ReadOnlyStoreError
 from pmstore._store.callers import outside
 
-__all__ = ["rename", "sync_directory", "unlink"]
+__all__ = ["link", "rename", "sync_directory", "unlink"]
 
 _NFS = 0x6969
 _SMB = (0x517B, 0xFE534D42, 0xFF534D42)
@@ -46,8 +46,16 @@ def rename(temporary: str, real: str, replace: bool) -> None:
     number = lib.pm_rename_file(os.fsencode(temporary), os.fsencode(real))
     if number == errno.EEXIST:
         raise FileExistsError(number, os.strerror(number), real)
-    if number and not (_takes_links(number, temporary) and _link(temporary, real)):  # what else is wrong, these tell
-        _rename_in_turn(temporary, real)
+    if not number:
+        return
+    if _takes_links(number, temporary) and link(temporary, real):  # what else is wrong, this or the last way tells
+        try:
+            os.unlink(temporary)
+        except OSError as error:
+            text = f"{real!r} is complete, but its temporary name {temporary!r} can't be removed: {error.strerror}"
+            warnings.warn(text, UserWarning, stacklevel=outside()[0])
+        return
+    _rename_in_turn(temporary, real)
 
 
 def _takes_links(number: int, temporary: str) -> bool:
@@ -57,19 +65,14 @@ def _takes_links(number: int, temporary: str) -> bool:
     return number in (errno.EPERM, errno.EACCES) or lib.pm_file_system_type(os.fsencode(temporary)) == _NFS
 
 
-def _link(temporary: str, real: str) -> bool:
-    """Rename a file by a hard link. False where there are none."""
+def link(temporary: str, real: str) -> bool:
+    """Give a file a second name, unless a file has it. False where there are no hard links."""
     try:
         os.link(temporary, real)
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
             raise
         return False
-    try:
-        os.unlink(temporary)
-    except OSError as error:
-        text = f"{real!r} is complete, but its temporary name {temporary!r} can't be removed: {error.strerror}"
-        warnings.warn(text, UserWarning, stacklevel=outside()[0])
     return True
 
 

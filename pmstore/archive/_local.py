@@ -13,6 +13,7 @@ from typing import TypeVar
 
 from pmstore._errors import ArchiveError
 from pmstore._store.held import flock_now, sweep
+from pmstore._store.naming import link, sync_directory, unlink
 from pmstore.archive._place import (
     NAME,
     TEMPORARY,
@@ -59,7 +60,7 @@ class LocalPlace(Place):
         path = self._path(name)
         with self._refusals(name, "created"):
             if os.path.lexists(path):
-                _sync_folder(os.path.dirname(path))  # its creator may not have come that far
+                sync_directory(os.path.dirname(path))  # its creator may not have come that far
                 raise ObjectExistsError(name, self.url)
         self._write(name, data, new=True)
 
@@ -131,7 +132,7 @@ class LocalPlace(Place):
                 folders.add(os.path.dirname(path))
         for folder in folders:
             with self._refusals("", "synced"):
-                _sync_folder(folder)
+                sync_directory(folder)
 
     def prepare(self, folder: str) -> None:
         """Make a folder for shared files, durably, and sweep it. One of the processes does that, before the others."""
@@ -169,7 +170,7 @@ class LocalPlace(Place):
                         raise ObjectExistsError(name, self.url) from None
             for folder in {os.path.dirname(path) for _, path in paths}:
                 with self._refusals("", "synced"):
-                    _sync_folder(folder)
+                    sync_directory(folder)
 
     def discard(self, folder: str, token: str) -> None:
         """Delete the shared files of a folder that will not be published."""
@@ -177,7 +178,7 @@ class LocalPlace(Place):
         with self._refusals(folder, "swept"):
             for name in os.listdir(path):
                 if name.startswith(f"{TEMPORARY}{token}-"):
-                    _unlink(os.path.join(path, name))
+                    unlink(os.path.join(path, name))
 
     def _path(self, name: str) -> str:
         return os.path.join(self._root, checked(name))
@@ -228,16 +229,16 @@ class LocalPlace(Place):
                 else:
                     os.replace(temporary, path)
             except BaseException as error:
-                _unlink(temporary)
+                unlink(temporary)
                 if new and isinstance(error, FileExistsError):
-                    _sync_folder(folder)
+                    sync_directory(folder)
                     raise ObjectExistsError(name, self.url) from None
                 raise
             finally:
                 os.close(fd)
             seen = _file(path)
             self._last = None if seen is None else (path, seen)
-            _sync_folder(folder)  # durable: the name → then: the caller relies on it
+            sync_directory(folder)  # durable: the name → then: the caller relies on it
 
     def _prepare(self, folder: str) -> None:
         """Make the folder exist durably, without the leftovers of dead writers."""
@@ -304,12 +305,12 @@ def _make(folder: str) -> None:
             os.mkdir(folder)
     except FileExistsError:
         with contextlib.suppress(PermissionError):  # the process that made it may not have synced it yet
-            _sync_folder(parent)
+            sync_directory(parent)
     except OSError:
         if not os.path.isdir(folder):  # a folder that is there on a file system that can't be written
             raise
     else:
-        _sync_folder(parent)
+        sync_directory(parent)
 
 
 def _temporary(folder: str) -> tuple[int, str]:
@@ -323,7 +324,7 @@ def _temporary(folder: str) -> tuple[int, str]:
                 if os.fstat(fd).st_nlink:
                     return fd, path
         except BaseException:
-            _unlink(path)
+            unlink(path)
             os.close(fd)
             raise
         os.close(fd)  # a sweep came between the creation and the lock
@@ -343,29 +344,9 @@ def _lock(fd: int) -> None:
 
 
 def _link(temporary: str, path: str) -> None:
-    try:
-        os.link(temporary, path)
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
-            raise
-        if os.path.lexists(path):
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path) from None
-        os.rename(temporary, path)
-    else:
+    if link(temporary, path):
         os.unlink(temporary)
-
-
-def _unlink(path: str) -> None:
-    with contextlib.suppress(OSError):
-        os.unlink(path)
-
-
-def _sync_folder(folder: str) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # not every file system supports it
-            raise
-    finally:
-        os.close(fd)
+        return
+    if os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
+    os.rename(temporary, path)

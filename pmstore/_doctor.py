@@ -99,7 +99,7 @@ def _blas() -> dict[str, str]:
 
 def _read(path: str) -> str:
     try:
-        return Path(path).read_text().strip()
+        return os.fsdecode(Path(path).read_bytes()).strip()
     except OSError:
         return ""
 
@@ -138,7 +138,7 @@ def _file_system(directory: str) -> dict[str, str | None]:
     found: dict[str, str | None] = {"type": "unknown", "options": "", "upper": None}
     longest = -1
     real = os.path.realpath(directory)
-    for line in _mountinfo().split("\n")[:-1]:
+    for line in filter(None, _read("/proc/self/mountinfo").split("\n")):
         left, _, right = line.partition(" - ")
         fields, more = left.split(" "), right.split(" ")
         point = _ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), fields[4])
@@ -151,13 +151,6 @@ def _file_system(directory: str) -> dict[str, str | None]:
         below = _file_system(upper)
         found["upper"] = below["upper"] or below["type"]
     return found
-
-
-def _mountinfo() -> str:
-    try:
-        return os.fsdecode(Path("/proc/self/mountinfo").read_bytes())
-    except OSError:
-        return ""
 
 
 def _upper_layer(found: dict[str, str | None]) -> str | None:

@@ -33,7 +33,7 @@ _TEXTS = ("nls_utf8", "nls_cp437", "nls_ascii", "crc32_generic")
 _FILE_SYSTEMS = ("nfsd", "nfsv4", "cifs", "f2fs", "exfat", "vfat", "ntfs3", "virtiofs")
 MODULES = ("loop", *_CIPHERS, *_TEXTS, *_FILE_SYSTEMS)
 CUT = ("9p-mmap", "9p-loose", "virtiofs")
-_VIRTIOFSD = ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd")
+VIRTIOFSD = next(filter(os.path.exists, ("/usr/lib/qemu/virtiofsd", "/usr/libexec/virtiofsd")), None)
 
 
 def unpack_servers() -> None:
@@ -73,13 +73,12 @@ def shares() -> Iterator[list[str]]:
         if kind == "9p":
             share = f"local,path={folder(source)},mount_tag={source},security_model=none,multidevs=remap"
             arguments += ["-virtfs", share]
-    server = next(filter(os.path.exists, _VIRTIOFSD), None)
-    if server is None:
+    if VIRTIOFSD is None:
         print("virtiofs is left out: this machine has no virtiofsd")
         yield arguments
         return
     place = RUN / "virtiofs.socket"
-    command = [server, f"--socket-path={place}", "-o", f"source={folder('virtiofs')}"]
+    command = [VIRTIOFSD, f"--socket-path={place}", "-o", f"source={folder('virtiofs')}"]
     with open(RUN / "virtiofsd.log", "wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
         while not place.exists() and process.poll() is None:
             time.sleep(0.05)
@@ -131,7 +130,7 @@ def main(names: list[str]) -> int:
     host.compile(["-m", "tests.file_systems.inside", "compile"])
     status = run_tests(host, names)
     for name in names or CUT:
-        if name in CUT and (name != "virtiofs" or any(map(os.path.exists, _VIRTIOFSD))):
+        if name in CUT and (name != "virtiofs" or VIRTIOFSD):
             status = cut_power(host, name) or status
     if not status:
         shutil.rmtree(RUN)

@@ -77,13 +77,18 @@ def notes_of(directory: Path, capsys: pytest.CaptureFixture[str]) -> list[str]:
     return list(json.loads(capsys.readouterr().out)["notes"])
 
 
+def shown_as(monkeypatch: pytest.MonkeyPatch, table: str) -> None:
+    read = _doctor._read
+    monkeypatch.setattr(_doctor, "_read", lambda path: table if path == "/proc/self/mountinfo" else read(path))
+
+
 def pretended(monkeypatch: pytest.MonkeyPatch, mounts: dict[Path, str]) -> None:
     """Directories are mount points, as mountinfo would show them: "type source options"."""
     table = ""
     for directory, shown in mounts.items():
         device = os.stat(directory).st_dev
         table += f"36 35 {os.major(device)}:{os.minor(device)} / {directory} rw,relatime shared:1 - {shown}\n"
-    monkeypatch.setattr(_doctor, "_mountinfo", lambda: table)
+    shown_as(monkeypatch, table)
 
 
 @pytest.mark.parametrize("domain", ["", "memory"])
@@ -132,7 +137,7 @@ def test_mounts_with_odd_names(
     for character in "\\ \t\n#":
         point = point.replace(character, f"\\{ord(character):03o}")
     table = f"36 35 {os.major(device)}:{os.minor(device)} / {point} rw,relatime shared:1 - 9p share rw\n"
-    monkeypatch.setattr(_doctor, "_mountinfo", lambda: table)
+    shown_as(monkeypatch, table)
     assert main(["doctor", "--json", str(folder)]) == 0
     assert json.loads(capsys.readouterr().out)["directory"]["type"] == "9p"
 

@@ -13,7 +13,7 @@ from pmstore._core import lib
 from pmstore._errors import ReadOnlyStoreError
 from pmstore._store.callers import outside
 
-__all__ = ["link", "rename", "sync_directory", "unlink"]
+__all__ = ["rename", "sync_directory", "unlink"]
 
 _NFS = 0x6969
 _SMB = (0x517B, 0xFE534D42, 0xFF534D42)
@@ -48,7 +48,7 @@ def rename(temporary: str, real: str, replace: bool) -> None:
         raise FileExistsError(number, os.strerror(number), real)
     if not number:
         return
-    if _takes_links(number, temporary) and link(temporary, real):  # what else is wrong, this or the last way tells
+    if _takes_links(number, temporary) and _link(temporary, real):  # what else is wrong, this or the last way tells
         try:
             os.unlink(temporary)
         except OSError as error:
@@ -65,7 +65,7 @@ def _takes_links(number: int, temporary: str) -> bool:
     return number in (errno.EPERM, errno.EACCES) or lib.pm_file_system_type(os.fsencode(temporary)) == _NFS
 
 
-def link(temporary: str, real: str) -> bool:
+def _link(temporary: str, real: str) -> bool:
     """Give a file a second name, unless a file has it. False where there are no hard links."""
     try:
         os.link(temporary, real)

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from pmstore._errors import ArchiveError
 from pmstore._store.held import flock_now, sweep
-from pmstore._store.naming import link, sync_directory, unlink
+from pmstore._store.naming import rename, sync_directory, unlink
 from pmstore.archive._place import (
     NAME,
     TEMPORARY,
@@ -36,9 +36,8 @@ T = TypeVar("T")
 class LocalPlace(Place):
     """A folder of this machine. It is created with the first object.
 
-    An object is written under a temporary name, synced, and then linked or renamed; the folder is synced behind it. A
-    file system without hard links gets an ordinary rename, and two creators at once may both succeed there. The files
-    of writers that died are deleted before the first object that goes into their folder: their locks are free.
+    An object is written under a temporary name, synced, and then renamed; the folder is synced behind it. The files of
+    writers that died are deleted before the first object that goes into their folder: their locks are free.
 
     A folder that goes away, or is exchanged, while the place writes makes its calls fail: on a disk that was unmounted
     objects are not missing, and writes must not land on the disk below. A disk may come back under another device
@@ -165,7 +164,7 @@ class LocalPlace(Place):
             for name, path in paths:
                 with self._refusals(name, "created"):
                     try:
-                        _link(_shared_path(path, token), path)
+                        rename(_shared_path(path, token), path, replace=False)
                     except FileExistsError:
                         raise ObjectExistsError(name, self.url) from None
             for folder in {os.path.dirname(path) for _, path in paths}:
@@ -225,7 +224,7 @@ class LocalPlace(Place):
                 os.fsync(fd)
                 # durable: the object's bytes → then: its name. Otherwise a power cut leaves a name without its bytes.
                 if new:
-                    _link(temporary, path)
+                    rename(temporary, path, replace=False)
                 else:
                     os.replace(temporary, path)
             except BaseException as error:
@@ -341,12 +340,3 @@ def _lock(fd: int) -> None:
     except OSError as error:
         if error.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):  # a file system without locks
             raise
-
-
-def _link(temporary: str, path: str) -> None:
-    if link(temporary, path):
-        os.unlink(temporary)
-        return
-    if os.path.lexists(path):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
-    os.rename(temporary, path)

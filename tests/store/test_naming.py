@@ -6,7 +6,6 @@ import errno
 import fcntl
 import os
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,49 +15,12 @@ import pytest
 import pmstore
 from pmstore import _core
 from pmstore._store import naming
-
-NFS, SMB, FUSE = 0x6969, 0xFE534D42, 0x65735546
-WAYS = {  # the type of the file system, the error of renaming, the error of linking
-    "renamed": (0, 0, errno.EIO),
-    "linked": (NFS, errno.EINVAL, 0),
-    "linked, in a sandbox": (0, errno.EPERM, 0),
-    "in turn": (FUSE, errno.EINVAL, errno.EIO),
-    "in turn, without links": (NFS, errno.EINVAL, errno.EPERM),
-}
+from tests.support.naming import SMB, WAYS, answer, pretend
 
 
-def refuse(code: int) -> Callable[..., None]:
-    def refused(*_: Any) -> None:
-        raise OSError(code, os.strerror(code))
-
-    return refused
-
-
-class Answered:
-    """The C interface, some of whose functions give what they are told."""
-
-    def __init__(self, answers: dict[str, int]) -> None:
-        self.answers = answers
-
-    def __getattr__(self, name: str) -> Any:
-        return (lambda *_: self.answers[name]) if name in self.answers else getattr(_core.lib, name)
-
-
-def answer(monkeypatch: pytest.MonkeyPatch, **answers: int) -> None:
-    monkeypatch.setattr(naming, "lib", Answered(answers))
-
-
-@pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    kind, renaming, linking = WAYS[request.param]
-    if renaming:
-        answer(monkeypatch, pm_rename_file=renaming, pm_file_system_type=kind)
-    if linking:
-        monkeypatch.setattr(os, "link", refuse(linking))
-
-
-@pytest.mark.usefixtures("way")
-def test_a_new_store_replaces_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_a_new_store_replaces_no_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    pretend(monkeypatch, way)
     path = tmp_path / "store.pm"
     with pmstore.open(path, "x") as store:
         store["x"] = np.ones(10)
@@ -95,9 +57,10 @@ def name_new(path: Path, barrier: threading.Barrier, winners: list[int]) -> None
         temporary.unlink()
 
 
-@pytest.mark.usefixtures("way")
-def test_of_two_creators_one_wins(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", WAYS)
+def test_of_two_creators_one_wins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     """The other one is refused, and never left with a file that has no name."""
+    pretend(monkeypatch, way)
     for turn in range(30):
         path, winners = tmp_path / f"{turn}.pm", list[int]()
         arguments = (path, threading.Barrier(2), winners)

@@ -321,7 +321,7 @@ static uint64_t slab_used_at_commit(const pm_region *region, uint64_t offset, un
     return committed->head.level == class ? committed->used : UINT64_MAX;
 }
 
-/* A slab in no list has no neighbours: `previous` is 0. */
+/* A slab in no list has no neighbours: `previous` is 0. Of this function and the next one, the caller edits the slab. */
 static pm_status slab_link(pm_region *region, pm_root *root, pm_slab *slab)
 {
     unsigned class = slab->head.level;
@@ -332,7 +332,6 @@ static pm_status slab_link(pm_region *region, pm_root *root, pm_slab *slab)
         pm_page_edit(region, next);
         next->previous = slab->head.self;
     }
-    pm_page_edit(region, slab);
     pm_page_edit(region, root);
     slab->next = root->slabs[class];
     slab->listed = 1;
@@ -358,7 +357,6 @@ static pm_status slab_unlink(pm_region *region, pm_root *root, pm_slab *slab)
         pm_page_edit(region, root);
         root->slabs[slab->head.level] = slab->next;
     }
-    pm_page_edit(region, slab);
     slab->next = slab->previous = slab->listed = 0;
     return PM_OK;
 }

@@ -321,7 +321,8 @@ static uint64_t slab_used_at_commit(const pm_region *region, uint64_t offset, un
     return committed->head.level == class ? committed->used : UINT64_MAX;
 }
 
-/* A slab in no list has no neighbours: `previous` is 0. Of this function and the next one, the caller edits the slab. */
+/* The caller edits the slab, of this function and of the next one. A slab in no list has no neighbours: `previous` is
+ * 0. */
 static pm_status slab_link(pm_region *region, pm_root *root, pm_slab *slab)
 {
     unsigned class = slab->head.level;

@@ -19,7 +19,8 @@ from __future__ import annotations
 import contextlib
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 import torch
 
@@ -30,6 +31,7 @@ from pmstore._errors import (
     FingerprintMismatchError,
     NameConflictError,
     ReadOnlyStoreError,
+    TransactionError,
 )
 from pmstore._store.mapping import Group, NameMapping
 from pmstore._store.store import Store
@@ -37,6 +39,7 @@ from pmstore._values.values import encode
 from pmstore.torch._extra import extra_states
 from pmstore.torch._modules import ANOTHER, ModuleTensors
 from pmstore.torch._optimizers import OptimizerTensors, given_state, stored_state
+from pmstore.torch._ranks import Ranks
 
 __all__ = ["Persisted", "persist"]
 
@@ -219,8 +222,8 @@ class Persisted:
 
 
 def persist(
-    module: torch.nn.Module, optimizer: Any, store: Store | Group, *, also: Mapping[str, Any] | None = None
-) -> Persisted:
+    module: torch.nn.Module, optimizer: Any, store: Store | Group | None, *, also: Mapping[str, Any] | None = None
+) -> Persisted | PersistedElsewhere:
     """Keep a module and its optimizer in a store, so that each commit is a checkpoint::
 
         persist(module, optimizer, store)
@@ -247,7 +250,9 @@ def persist(
     optimizer : torch.optim.Optimizer or None
         Its parameters are those of the module, or some of them.
     store : Store or Group
-        Open for writing. Several modules need a group each.
+        Open for writing. Several modules need a group each. With a process group of `torch.distributed`, all ranks call
+        this: each with a store of its own, or rank 0 with the one store and the others with None. Those take the
+        values of rank 0.
     also : dict of str to objects, optional
         Other objects with state_dict() and load_state_dict(), such as learning rate schedulers and gradient scalers.
         Each commit includes their states.
@@ -255,15 +260,18 @@ def persist(
     Returns
     -------
     Persisted
-        Its `resumed` says whether the store had the values.
+        Its `resumed` says whether the store had the values. On a rank without a store, an object with the same
+        `resumed`, and no other attribute.
 
     Raises
     ------
     FingerprintMismatchError
-        The store has another module or optimizer. The message has the first key, shape or dtype that differs.
+        The store, or rank 0, has another module or optimizer. The message has the first key, shape or dtype that
+        differs.
     ValueError
         A tensor is not on the CPU, the module or a part of it lies in a store or group already, tensors overlap in
-        memory, or a parameter of the optimizer is not the module's.
+        memory, or a parameter of the optimizer is not the module's. Some ranks have a store, and rank 0 has none, or is
+        not the only one.
     TypeError
         Something has a state that a store can't keep: a sparse parameter, LBFGS, an optimizer that has another one's
         state, as ZeroRedundancyOptimizer.
@@ -274,10 +282,22 @@ def persist(
     """
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"module is a torch.nn.Module, not a {type(module).__name__}")
-    if not isinstance(store, NameMapping):
+    ranks = Ranks()
+    if not isinstance(store, NameMapping) and (store is not None or ranks.count == 1):
         raise TypeError(f"store is a Store or a Group, not a {type(store).__name__}: persist(module, None, store)")
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer is a torch.optim.Optimizer or None, not a {type(optimizer).__name__}")
+    if ranks.count > 1:
+        objects = {**extra_states(module), **(also or {})}
+        if not _have_own(ranks, store, _form(module, optimizer, objects)):
+            return _share(ranks, module, optimizer, store, also, objects)
+    assert store is not None
+    return _persist(module, optimizer, store, also)
+
+
+def _persist(
+    module: torch.nn.Module, optimizer: Any, store: Store | Group, also: Mapping[str, Any] | None
+) -> Persisted:
     whole: Store = store.store
     try:
         whole._catalog.writable()
@@ -306,3 +326,77 @@ def persist(
     if not made.resumed and not whole.in_transaction:
         whole.commit()
     return made
+
+
+# ---- many processes
+
+
+class PersistedElsewhere(NamedTuple):
+    """What `persist` returns on a rank without a store: the store of rank 0 has the values.
+
+    resumed : bool
+        Whether it had them already.
+    """
+
+    resumed: bool
+
+
+def _have_own(ranks: Ranks, store: Store | Group | None, form: list[str]) -> bool:
+    """Whether each rank has a store. Raises ValueError if it is neither that nor rank 0 alone, and
+    FingerprintMismatchError if the others do not train the same."""
+    found = ranks.tell(ranks.gather((store is not None, form)))
+    having = [rank for rank, (has, _) in enumerate(found) if has]
+    if len(having) == ranks.count:
+        return True
+    if having != [0]:
+        raise ValueError(
+            f"persist gets a store on rank 0 alone, or on each rank: here it has one on {having or 'none'}"
+        )
+    for rank, (_, other) in enumerate(found):
+        for mine, theirs in zip_longest(found[0][1], other, fillvalue="no more"):
+            if mine != theirs:
+                raise FingerprintMismatchError(f"rank {rank} has {theirs}, where rank 0 has {mine}")
+    return False
+
+
+def _form(module: torch.nn.Module, optimizer: Any, objects: Mapping[str, Any]) -> list[str]:
+    """What all ranks have to have, in words."""
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    form = [f"{name!r} of shape {tuple(one.shape)} and dtype {one.dtype}" for name, one in tensors]
+    if optimizer is not None:
+        lengths = [len(group["params"]) for group in optimizer.param_groups]
+        form.append(f"an optimizer {type(optimizer).__name__} with groups of {lengths} parameters")
+    return [*form, *(f"also={name!r}" for name in objects)]
+
+
+def _share(
+    ranks: Ranks,
+    module: torch.nn.Module,
+    optimizer: Any,
+    store: Store | Group | None,
+    also: Mapping[str, Any] | None,
+    objects: Mapping[str, Any],
+) -> Persisted | PersistedElsewhere:
+    """Persist on rank 0, and give its values to the other ranks. objects: `also`, and the extra states."""
+    made = failure = told = None
+    if store is not None:
+        try:
+            made = _persist(module, optimizer, store, also)
+            told = made.resumed, {name: stored_state(one.state_dict()) for name, one in objects.items()}
+        except BaseException as error:
+            failure = error
+    told, text = ranks.tell((told, failure and f"{type(failure).__name__}: {failure}"))
+    if failure is not None:
+        raise failure
+    if text is not None:
+        raise TransactionError(f"persist failed on rank 0: {text}")
+    resumed, states = told
+    ranks.share_tensors([*module.parameters(), *module.buffers()])
+    if optimizer is not None:
+        ranks.share_state(optimizer)
+        ranks.share_settings(optimizer)
+    if made is not None:
+        return made
+    for name, one in objects.items():
+        one.load_state_dict(given_state(states[name], one.state_dict()))
+    return PersistedElsewhere(resumed)

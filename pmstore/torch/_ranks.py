@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -46,22 +46,50 @@ class Ranks:
 
     def share(self, names: Names, optimizer: torch.optim.Optimizer, compression: Compression | None) -> None:
         """Give the parameters, the buffers and the optimizer's state of rank 0 to all ranks."""
+        self.share_tensors([*names.parameters.values(), *names.buffers.values()])
+        self.share_state(optimizer)
+        self.share_tensors(compression.residuals if compression else [])
+
+    def share_tensors(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Give the contents of rank 0's tensors to the same ones of all ranks."""
         if self.count == 1:
             return
-        states = self.tell([_described(optimizer.state.get(one, {})) for _, one in names.stepped])
-        if self.rank:
-            optimizer.state.clear()
-            for (_, parameter), described in zip(names.stepped, states, strict=True):
-                if described:
-                    optimizer.state[parameter] = _made(described, parameter)
-        tensors = [*names.parameters.values(), *names.buffers.values()]
-        for _, parameter in names.stepped:
-            state = optimizer.state.get(parameter, {})
-            tensors += [state[key] for key in sorted(state) if isinstance(state[key], torch.Tensor)]
-        for tensor in [*tensors, *(compression.residuals if compression else [])]:
+        for tensor in tensors:
             content = tensor.detach().contiguous()
             torch.distributed.broadcast(content, 0)
-            tensor.detach().copy_(content)
+            if self.rank:
+                tensor.detach().copy_(content)
+
+    def share_state(self, optimizer: torch.optim.Optimizer) -> None:
+        """Give the optimizer's state of the parameters on rank 0 to all ranks."""
+        if self.count == 1:
+            return
+        parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+        states = self.tell([_described(optimizer.state.get(one, {})) for one in parameters])
+        if self.rank:
+            optimizer.state.clear()
+            for parameter, described in zip(parameters, states, strict=True):
+                if described:
+                    optimizer.state[parameter] = _made(described, parameter)
+        for parameter in parameters:
+            state = optimizer.state.get(parameter, {})
+            self.share_tensors([state[key] for key in sorted(state) if isinstance(state[key], torch.Tensor)])
+
+    def share_settings(self, optimizer: torch.optim.Optimizer) -> None:
+        """Give the optimizer's hyperparameters, and its state of no parameter, of rank 0 to all ranks."""
+        groups: list[dict[str, Any]] = optimizer.param_groups
+        settings = [{name: value for name, value in group.items() if name != "params"} for group in groups]
+        own = {key: value for key, value in optimizer.state.items() if not isinstance(key, torch.Tensor)}
+        settings, own = self.tell((settings, own))
+        if not self.rank:
+            return
+        for group, values in zip(groups, settings, strict=True):
+            for name, value in values.items():
+                if isinstance(group.get(name), torch.Tensor) and isinstance(value, torch.Tensor):
+                    group[name].copy_(value)
+                else:
+                    group[name] = value
+        optimizer.state.update(own)
 
 
 def _described(state: Mapping[str, Any]) -> dict[str, Any]:

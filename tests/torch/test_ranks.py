@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import socket
 import sys
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,19 +14,10 @@ from torch import nn
 
 import pmstore
 from pmstore.torch import BatchSampler, GradLog
-from tests.support.template import template
-from tests.torch.training import CLASSES, FEATURES, OPTIMIZING, SAMPLES, Tied, X, Y, equal
+from tests.torch.ranks import RANKS, ended
+from tests.torch.training import CLASSES, FEATURES, SAMPLES, Tied, X, Y, equal
 
-RANKS, ITERATIONS = 2, 14
-
-
-def work(rank: int, port: int, path: str, out: str, stop: int, dies: int, mode: str) -> None:
-    """One process. Rank `dies` ends without a word after iteration `stop`."""
-    torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=RANKS)
-    train(rank, path, out, stop, dies, mode)
-    torch.distributed.destroy_process_group()
+ITERATIONS = 14
 
 
 class Noise:
@@ -52,14 +41,6 @@ class Unkept(Noise):
         return {"state": object()}
 
 
-def refuse(rank: int, port: int, bad: int) -> None:
-    """One process; rank `bad` has an object that can't be kept."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=RANKS)
-    refused(rank, bad)
-    torch.distributed.destroy_process_group()
-
-
 def refused(rank: int, bad: int) -> None:
     model = Tied()
     kind = Unkept if rank == bad else Noise
@@ -70,14 +51,6 @@ def refused(rank: int, bad: int) -> None:
     )
     with pytest.raises((TypeError, pmstore.TransactionError), match=text):
         log.resume()
-
-
-def lack_space(rank: int, port: int) -> None:
-    """One process. A rank that waits for another one in vain ends with an error."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=RANKS, timeout=timedelta(seconds=20))
-    lacked_space(rank)
-    torch.distributed.destroy_process_group()
 
 
 def lacked_space(rank: int) -> None:
@@ -99,14 +72,6 @@ def lacked_space(rank: int) -> None:
     log.close()
 
 
-def shard(rank: int, port: int, way: str) -> None:
-    """One process, with a part of a model that is divided among the ranks."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=RANKS)
-    sharded(rank, way)
-    torch.distributed.destroy_process_group()
-
-
 def sharded(rank: int, way: str) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
@@ -121,14 +86,10 @@ def sharded(rank: int, way: str) -> None:
         GradLog(model, torch.optim.SGD(model.parameters(), 0.1), store)
 
 
-def exchange(rank: int, port: int, path: str) -> None:
-    """One process, with tensors that can't be written."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=RANKS)
+def exchange(rank: int, path: str) -> None:
     with pmstore.open(path, "r") as store:
         for name in ("mapped", "copied"):
             exchanged(rank, pmstore.torch.tensor(store, name))
-    torch.distributed.destroy_process_group()
 
 
 def exchanged(rank: int, x: torch.Tensor) -> None:
@@ -151,13 +112,10 @@ def exchanged(rank: int, x: torch.Tensor) -> None:
     assert torch.equal(whole, torch.cat(parts)) and torch.equal(parts[1], x) and (x == 1).all()
 
 
-def order(rank: int, port: int, ranks: int) -> None:
-    """One process, with each way to make a DistributedDataParallel."""
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=ranks)
+def order(rank: int, ranks: int) -> None:
+    """Each way to make a DistributedDataParallel."""
     for options in ({}, {"find_unused_parameters": True}, {"find_unused_parameters": True, "static_graph": True}):
         ordered(rank, options, ranks > 2 and options != {"find_unused_parameters": True})
-    torch.distributed.destroy_process_group()
 
 
 def ordered(rank: int, options: dict[str, Any], warns: bool) -> None:
@@ -169,15 +127,6 @@ def ordered(rank: int, options: dict[str, Any], warns: bool) -> None:
     GradLog(model, torch.optim.SGD(model.parameters(), 0.1), pmstore.open(":memory:") if rank == 0 else None)
     logging.getLogger("pmstore").removeHandler(handler)
     assert ["find_unused_parameters=True" in one for one in told] == [True] * (warns and rank == 0)
-
-
-def add(rank: int, port: int, path: str, out: str, until: int) -> None:
-    """One process of three, which add their gradients."""
-    torch.set_num_threads(1)
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.distributed.init_process_group("gloo", rank=rank, world_size=3)
-    added(rank, path, out, until)
-    torch.distributed.destroy_process_group()
 
 
 def added(rank: int, path: str, out: str, until: int) -> None:
@@ -211,11 +160,7 @@ class Centred(Tied):
 
 
 def train(rank: int, path: str, out: str, stop: int, dies: int, mode: str) -> None:
-    """A function of its own, so that the model is gone before the process group.
-
-    Where a DistributedDataParallel is the last that refers to gloo's group, torch waits for the group's threads with
-    Python's lock held, and a thread that lets go of a tensor waits for the lock (pytorch issue 56297).
-    """
+    """Rank `dies` ends without a word after iteration `stop`."""
     torch.manual_seed(rank)
     buffers, _, mode = mode.rpartition(", ")
     model = nn.parallel.DistributedDataParallel(
@@ -249,20 +194,7 @@ def train(rank: int, path: str, out: str, stop: int, dies: int, mode: str) -> No
 
 def run(path: Path, out: Path, stop: int = -1, dies: int = -1, mode: str = "dense") -> list[int]:
     """The exit statuses of all processes."""
-    return ended("work", str(path), str(out), stop, dies, mode)
-
-
-def ended(function: str, *arguments: Any, ranks: int = RANKS) -> list[int]:
-    """The exit statuses of processes that call function(rank, port, *arguments)."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        arguments = (free.getsockname()[1], *arguments)
-    start = template([*OPTIMIZING, "tests.torch.test_ranks"]).start
-    code = f"from tests.torch.test_ranks import {function}; {function}"
-    processes = [start("-c", f"{code}{(rank, *arguments)}") for rank in range(ranks)]
-    for process in processes:
-        process.communicate(timeout=300)
-    return [process.wait() for process in processes]
+    return ended(train, str(path), str(out), stop, dies, mode)
 
 
 def results(out: Path, ranks: int = RANKS) -> list[Any]:
@@ -311,13 +243,13 @@ def test_a_resume_at_the_end_gives_each_rank_its_own_buffers(tmp_path: Path) -> 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo on loopback")
 @pytest.mark.parametrize("bad", [0, 1])
 def test_what_one_rank_can_not_keep_ends_all(bad: int) -> None:
-    assert ended("refuse", bad) == [0, 0]
+    assert ended(refused, bad) == [0, 0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo on loopback")
 @pytest.mark.parametrize("way", ["module", "parameters"])
 def test_a_model_that_is_divided_among_the_ranks_is_refused(way: str) -> None:
-    assert ended("shard", way) == [0, 0]
+    assert ended(sharded, way) == [0, 0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo on loopback")
@@ -325,23 +257,23 @@ def test_collectives_write_to_no_tensor_that_can_not_be_written(tmp_path: Path) 
     with pmstore.open(tmp_path / "x.pm") as store:
         store.create_array("mapped", 1024, "f4", fill_value=1.0, writeable=False)
         store["copied"] = torch.ones(1024)
-    assert ended("exchange", str(tmp_path / "x.pm")) == [0, 0]
+    assert ended(exchange, str(tmp_path / "x.pm")) == [0, 0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo on loopback")
 def test_all_ranks_go_on_after_a_commit_that_lacked_space() -> None:
-    assert ended("lack_space") == [0, 0]
+    assert ended(lacked_space) == [0, 0]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo on loopback")
 def test_three_ranks_that_look_for_unused_parameters_end_with_the_same_bits(tmp_path: Path) -> None:
     """Otherwise the first iteration of each process adds the ranks' gradients in another order than the others."""
     for path, out, until in (("whole.pm", "whole", 9), ("again.pm", "part", 5), ("again.pm", "again", 9)):
-        assert ended("add", str(tmp_path / path), str(tmp_path / out), until, ranks=3) == [0, 0, 0]
+        assert ended(added, str(tmp_path / path), str(tmp_path / out), until, ranks=3) == [0, 0, 0]
     assert equal(results(tmp_path / "whole", 3), results(tmp_path / "again", 3))
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="gloo on loopback")
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_three_ranks_that_add_in_another_order_are_told(ranks: int) -> None:
-    assert ended("order", ranks, ranks=ranks) == [0] * ranks
+    assert ended(order, ranks, ranks=ranks) == [0] * ranks

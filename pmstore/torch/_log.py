@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from typing import Any
 
 import numpy as np
 import torch
 
-from pmstore._errors import OutOfSpaceError, TransactionError
+from pmstore._errors import TransactionError
 from pmstore._resume.fit_group import FitGroup
 from pmstore._resume.history import Rows as History
 from pmstore._resume.history import at_work, check_history
@@ -218,7 +218,8 @@ class Log:
     def write(self, rest: Mapping[str, Any], *, full: bool = False, wait: bool = True) -> None:
         """Commit the iterations that were done since the last commit. It always waits for the commit.
 
-        If that fails, the iterations are not lost: the next call writes a full state.
+        If that fails, the iterations are not lost: the next call writes a full state. An exception of a signal handler
+        may come behind the commit.
         """
         began = self._clock()
         if not full and self.iteration == self.durable:
@@ -227,20 +228,29 @@ class Log:
         self._names.check()
         head = self._head or {"full": 0, "batches": []}
         full = full or self._only_full or self.iteration - head["full"] >= self._interval()
+        before = None
         try:
-            with self._storing():
-                head, written = self._write_full(rest) if full else self._write_rows(head)
+            with self._store.transaction():
+                new, written = self._write_full(rest) if full else self._write_rows(head)
                 self._write_newest(rest)
-                self._write_head(head)
+                self._write_head(new)
+                before = self._store.sequence
+            self._written(new)
         except BaseException:
-            self._first, self._only_full = self.iteration, True
-            if not self._store.closed:
-                self._start_history()
+            if self._is_past(before):
+                self._written(new)
+            else:
+                self._first, self._only_full = self.iteration, True
+                if not self._store.closed:
+                    self._start_history()
             raise
+        self._tuner.wrote(written, max(self._clock() - began, 1e-9))
+
+    def _written(self, head: dict[str, Any]) -> None:
+        """A commit has all iterations that are done."""
         self._only_full = False
         self._committed(head)
         self._told.clear()
-        self._tuner.wrote(written, max(self._clock() - began, 1e-9))
         self._new_batch()
 
     def _check_head(self) -> None:
@@ -251,16 +261,18 @@ class Log:
                 "resume() of a new one goes on with what the log is now"
             )
 
-    @contextmanager
-    def _storing(self) -> Iterator[None]:
-        """A transaction. If its commit lacks space, nothing of it stays pending, so that a later one begins anew."""
-        try:
-            with self._store.transaction():
-                yield
-        except OutOfSpaceError:
-            if not self._store.in_transaction:
-                self._store.rollback()
-            raise
+    def _is_past(self, before: int | None) -> bool:
+        """Whether a transaction that an exception has ended was committed.
+
+        before: the sequence number at its end; None: it did not come that far. If it was not committed, nothing of it
+        stays pending, so that a later one begins anew.
+        """
+        if before is None or self._store.closed or self._store.in_transaction:
+            return False
+        if self._store.sequence > before:
+            return True
+        self._store.rollback()
+        return False
 
     def _write_newest(self, rest: Mapping[str, Any]) -> None:
         """Write what is as of the last iteration of the log, and not of that of the full state."""

@@ -154,9 +154,11 @@ class ReplicaLog(Log):
                 return
         self._settle()
         before = self._head
-        super().write(rest, full=full)
-        if self._head is not before:
-            self._bind()
+        try:
+            super().write(rest, full=full)
+        finally:
+            if self._head is not before:
+                self._bind()
 
     def close(self) -> None:
         """Commit the iterations that the thread has, and end it."""
@@ -259,17 +261,23 @@ class ReplicaLog(Log):
     def _commit(self, taken: Sequence[Done]) -> None:
         """Step the replica with iterations, and commit it with the rest of the last one (I39)."""
         last = taken[-1]
-        with self._storing():
-            self._check_head()
-            if last.iteration <= self.durable:  # the store has them, or a newer state of the training
-                return
-            for one in taken:
-                self._step(one)
-            self._replica_now().write()
-            put_buffers(self._group, last.buffers, f"{FULL}/{BUFFERS}")
-            self._group[f"{FULL}/rest"] = last.rest
-            head = {"full": last.iteration, "logged": last.iteration, "batches": []}
-            self._write_head(head)
+        before = None
+        try:
+            with self._store.transaction():
+                self._check_head()
+                if last.iteration <= self.durable:  # the store has them, or a newer state of the training
+                    return
+                for one in taken:
+                    self._step(one)
+                self._replica_now().write()
+                put_buffers(self._group, last.buffers, f"{FULL}/{BUFFERS}")
+                self._group[f"{FULL}/rest"] = last.rest
+                head = {"full": last.iteration, "logged": last.iteration, "batches": []}
+                self._write_head(head)
+                before = self._store.sequence
+        except BaseException:
+            self._is_past(before)
+            raise
         self._committed(head)
 
     def _step(self, one: Done) -> None:

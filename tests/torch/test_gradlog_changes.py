@@ -13,6 +13,7 @@ from torch import nn
 
 import pmstore
 from pmstore.torch import BatchSampler, GradLog
+from tests.support.interrupting import interrupted_at
 from tests.torch.training import equal
 
 OPTIM = torch.optim
@@ -208,6 +209,34 @@ def test_I30_nothing_follows_a_step_that_was_interrupted(tmp_path: Path) -> None
                 with pytest.raises(pmstore.TransactionError, match="interrupted.*new GradLog"):
                     call()
         assert GradLog(net, optimizer, store).resume() == 0
+
+
+@pytest.mark.parametrize("options", [{"full_every": 1000}, {"full_every": 3}, {"mode": "replica"}])
+def test_I30_an_interrupt_in_a_commit_takes_nothing_from_the_log(options: dict[str, Any], tmp_path: Path) -> None:
+    """It may come behind the commit, where the log has the iterations and the program has the exception."""
+    torch.manual_seed(0)
+    net = small()
+    optimizer = OPTIM.SGD(net.parameters(), 0.001, momentum=0.9)
+    moment, reached = 1, True
+    with pmstore.open(tmp_path / "a.pm") as store:
+        log = GradLog(net, optimizer, store, batch=100, **options)
+        log.resume()
+        while reached:
+            for _ in range(2):
+                optimizer.zero_grad()
+                net(torch.rand(1, 4)).sum().backward()
+                done = log.step(1.0)
+            reached = interrupted_at(moment, log.flush)
+            moment += 1
+            assert log.flush() is None and log.durable == done
+        assert moment > 100
+        history = pmstore.history(store, "training")
+        assert history["iteration"].tolist() == list(range(1, done + 1))
+        log.close()
+        again = small()
+        other = GradLog(again, OPTIM.SGD(again.parameters(), 0.001, momentum=0.9), store, **options)
+        assert other.resume() == done
+        assert equal(net.state_dict(), again.state_dict())
 
 
 # ---- other code changes parameters and buffers

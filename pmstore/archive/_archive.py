@@ -375,14 +375,16 @@ class Archive(Mapping[int, Version]):
         """
         target = path_of(path)
         self.refresh()
+        return self._restored_or_older(target, version, progress)
+
+    def _restored_or_older(self, target: str, version: int | None, progress: Progress | None) -> int:
+        """See `restore`; version None: the newest one that is whole."""
         if version is not None:
-            version = _number(version)
-            self._restored(version, target, progress, fork=False)
+            self._restored(version := _number(version), target, progress, fork=False)
             return version
         if not len(self):
             raise UnknownVersionError(f"{self.url} has no version yet")
-        damaged: set[int] = set()
-        removed = 0  # versions that went while they were read
+        damaged, removed = set[int](), 0  # removed: versions that went while they were read
         while removed < _ATTEMPTS:
             found = next((version for version in reversed(self.versions()) if version not in damaged), None)
             if found is None:
@@ -394,7 +396,7 @@ class Archive(Mapping[int, Version]):
             except ArchiveDamagedError as error:
                 damaged.add(found)
                 text = f"version {found} is damaged ({error}): an older version is restored"
-                warnings.warn(text, ArchiveWarning, stacklevel=2)
+                warnings.warn(text, ArchiveWarning, stacklevel=3)
             else:
                 return found
         raise ArchiveUnavailableError(
@@ -595,4 +597,4 @@ def restore(
     sources : sequence of str or path-like
         The places, in the order in which they are asked. Places that can't be reached are left out.
     """
-    return open(sources, **storage_options).restore(path, version, progress=progress)
+    return open(sources, **storage_options)._restored_or_older(path_of(path), version, progress)

@@ -32,6 +32,7 @@ from pmstore.archive._place import (
 
 # Whose objects appear whole; on the others they are written under a temporary name and moved.
 _WHOLE = {"memory", "s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "oci", "cos", "tos", "r2", "hf"}
+_S3 = ("s3", "s3a")  # s3fs and botocore try calls again, each by itself: 25 times
 _RENAMING = {"local", "sftp", "ssh", "ftp", "smb"}  # that rename a file, or raise an error
 _ABOUT_NAMES = {
     errno.ENOENT: FileNotFoundError,
@@ -59,6 +60,7 @@ class FsspecPlace(Place):
         self.url, self._hidden = _shown(url)
         self._given, self._options = url, storage_options
         self._protocol = url.partition("://")[0].lower()
+        self._tries_once = False
         self._pid = -1
         try:
             self._connect()
@@ -68,7 +70,11 @@ class FsspecPlace(Place):
             pass
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _again, (self._given, self._options)
+        return _again, (self._given, self._options, self._tries_once)
+
+    @property
+    def once(self) -> Place:
+        return self if self._protocol not in _S3 else _again(self._given, self._options, True)
 
     def _connect(self) -> tuple[Any, Any]:
         """The file system, and one that tries a creation once only; new ones in a forked child, and after a failure."""
@@ -77,11 +83,13 @@ class FsspecPlace(Place):
             try:
                 self._fs, path = fsspec.core.url_to_fs(self._given, skip_instance_cache=True, **self._options)
                 self._once = self._fs
-                if self._protocol in ("s3", "s3a"):  # its second try would meet the object of its first one
+                if self._protocol in _S3:  # its second try would meet the object of its first one
                     config = {"retries": {"total_max_attempts": 1}} | dict(self._options.get("config_kwargs") or {})
                     options = self._options | {"config_kwargs": config}
                     self._once, _ = fsspec.core.url_to_fs(self._given, skip_instance_cache=True, **options)
                     self._once.retries = 1
+                if self._tries_once:
+                    self._fs = self._once
             except ImportError as error:
                 raise _not_installed(self.url, error) from error
             except (TypeError, ValueError) as error:  # an option is wrong, or missing
@@ -181,7 +189,7 @@ class FsspecPlace(Place):
             return
         with self._refusals("", "deleted from"):
             fs, _ = self._connect()
-            if self._protocol in ("s3", "s3a") and not set("*?[") & set(self._root):
+            if self._protocol in _S3 and not set("*?[") & set(self._root):
                 fs.rm(paths)  # a thousand in one request
                 return
             for path in paths:
@@ -267,7 +275,7 @@ class FsspecPlace(Place):
 
     def _in_words(self, name: str, error: Exception) -> Exception:
         """The refusal with its reason. S3 answers a HEAD without one, and is then asked for a byte of the object."""
-        if self._protocol not in ("s3", "s3a") or not name or code_of(error) not in ("400", "403"):
+        if self._protocol not in _S3 or not name or code_of(error) not in ("400", "403"):
             return error
         try:
             self._fs.cat_file(f"{self._root}/{name}", start=0, end=1)
@@ -308,8 +316,11 @@ def go_on_at_exit() -> None:
         loop.call_soon_threadsafe(loop.set_default_executor, _AtOnce())
 
 
-def _again(url: str, options: dict[str, Any]) -> FsspecPlace:
-    return FsspecPlace(url, **options)
+def _again(url: str, options: dict[str, Any], once: bool) -> FsspecPlace:
+    place = FsspecPlace(url, **options)
+    if once:
+        place._tries_once, place._pid = True, -1  # it connects anew
+    return place
 
 
 def _shown(url: str) -> tuple[str, list[tuple[str, str]]]:

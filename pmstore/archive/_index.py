@@ -284,7 +284,9 @@ def _read(place: Place, segment: Segment, tell: Callable[[ArchiveDamagedError], 
         return _rows_of(segment, place.get(segment.name))
     except ArchiveDamagedError as error:
         if tell is None:
-            raise
+            raise ArchiveDamagedError(
+                f"{place.url}: {error}: copy it from another place of the archive, or give the drain a new place"
+            ) from error
         tell(error)
         return []
 

@@ -53,7 +53,7 @@ class Retrying(Place):
     Parameters
     ----------
     place : Place
-        The place itself.
+        The place itself; what it would try again by itself, it tries once.
     stop : threading.Event
         Ends the waits: the failure that is waited for is raised. A call made afterwards is tried once.
     tell : function of one exception
@@ -76,7 +76,7 @@ class Retrying(Place):
         wait: Callable[[float], bool] | None = None,
         jitter: Callable[[], float] = random.random,
     ) -> None:
-        self.place = place
+        self.place = place.once
         self.url, self.near = place.url, place.near
         self._stop = stop
         self._tell = tell

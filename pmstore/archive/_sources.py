@@ -19,7 +19,8 @@ T = TypeVar("T")
 class Sources:
     """Places that hold the same archive, those to be asked first in front.
 
-    A place that does not answer may take minutes for that. It is asked last from then on, until the index is read.
+    A place that does not answer may take minutes for that. It is asked last from then on, until the index is read
+    anew.
     """
 
     def __init__(self, places: Sequence[Place]) -> None:
@@ -73,7 +74,8 @@ class Sources:
         raise ArchiveDamagedError(str(first)) if isinstance(first, ShortObjectError) else first
 
     def index(self, known: Sequence[Index | None]) -> builtins.list[Index | None]:
-        """The index of each place; None: it does not answer. known: earlier ones, or none.
+        """The index of each place; None: it does not answer. known: earlier ones, or none: then a place that has not
+        answered yet is not asked again.
 
         What is damaged is left out, with an ArchiveWarning: the other places may have it.
         """
@@ -84,14 +86,18 @@ class Sources:
             def tell(error: ArchiveDamagedError, place: Place = place) -> None:
                 warnings.warn(f"{place.url}: {error}: its versions are not listed there", ArchiveWarning, stacklevel=2)
 
-            self._away.discard(place)
+            if known:
+                self._away.discard(place)
+            elif place in self._away:
+                found.append(None)
+                continue
             try:
                 found.append(Index.read(place, known[number] if known else None, tell))
             except ArchiveUnavailableError as error:
                 failed.append(error)
                 found.append(None)
                 self.tell(place, "index", error)
-        if len(failed) == len(self.places):
+        if found.count(None) == len(self.places):
             raise failed[0]
         return found
 

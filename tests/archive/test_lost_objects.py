@@ -18,7 +18,7 @@ from pmstore import archive
 from pmstore.archive import _local
 from pmstore.archive._archive import Archive
 from pmstore.archive._format import SEGMENT, opened, wrapped
-from pmstore.archive._objects import Place, place_of
+from pmstore.archive._objects import LocalPlace, Place, place_of
 from pmstore.archive._sources import Sources
 from tests.archive.stepping import Memory, Unreadable, archived, flip, stepping
 
@@ -449,3 +449,44 @@ def test_an_archive_that_is_gone_or_another_one(tmp_path: Path) -> None:
     assert both[3]["step"] == 2
     place.objects = others
     assert found.refresh() == 3 and list(found) == [1, 2, 3] and found.restore(tmp_path / "a.pm") == 3
+
+
+def test_a_restore_asks_a_place_that_does_not_answer_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places = [tmp_path / "away", tmp_path / "near"]
+    with pmstore.open(tmp_path / "store.pm") as store, store.drain(places) as drain:
+        store["x"] = 1
+        store.commit()
+        drain.wait()
+    asked: list[str] = []
+
+    def away(self: LocalPlace, name: str) -> str:
+        if self.url.endswith("away"):
+            asked.append(name)
+            raise pmstore.ArchiveUnavailableError(errno.ENOTCONN, "away")
+        return path(self, name)
+
+    path = LocalPlace._path
+    monkeypatch.setattr(LocalPlace, "_path", away)
+    with pytest.warns(pmstore.ArchiveWarning, match="away"):
+        assert pmstore.archive.restore(tmp_path / "restored.pm", sources=places) == 1
+    assert asked == ["archive"]
+    with pytest.warns(pmstore.ArchiveWarning, match="away"):
+        found = pmstore.archive.open(places)
+        found.refresh()
+    assert len(asked) == 3 and found[1]["x"] == 1
+    monkeypatch.undo()
+    found.refresh()
+    assert not found._sources._away
+
+
+def test_a_drain_names_the_place_of_a_damaged_index(tmp_path: Path) -> None:
+    places = [tmp_path / "sound", tmp_path / "damaged"]
+    with pmstore.open(tmp_path / "store.pm") as store:
+        with store.drain(places) as drain:
+            store["x"] = 1
+            store.commit()
+            drain.wait()
+        for one in (places[1] / "index").iterdir():
+            one.write_bytes(b"")
+        with pytest.raises(pmstore.ArchiveDamagedError, match=r"/damaged: index/.*copy it from another place"):
+            store.drain(places)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import pickle
 import threading
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -119,3 +120,22 @@ def test_an_upload_that_is_cut_off(s3: Server, refusing: Refusing, tmp_path: Pat
         with pytest.warns(pmstore.ArchiveWarning, match="said IncompleteBody.* tries again"):
             assert drain.wait() == store.sequence
     assert refusing.refused == ["PUT"]
+
+
+def test_a_place_that_is_tried_again_leaves_no_tries_to_s3fs(s3: Server, refusing: Refusing) -> None:
+    """A server that does not answer would otherwise take minutes for each try."""
+    stop = threading.Event()
+    stop.set()  # each call is tried once
+    place = Retrying(s3.target().place(), stop, lambda error: None)
+    refusing.refuses = lambda method: True
+    refusing.code, refusing.status = "SlowDown", "503 Slow Down"
+    for call in (
+        lambda: place.put("a", [b"x"]),
+        lambda: place.get("a"),
+        lambda: place.list(""),
+        lambda: pickle.loads(pickle.dumps(place.once)).list(""),
+    ):
+        refusing.refused.clear()
+        with pytest.raises(pmstore.ArchiveUnavailableError) as caught:
+            call()
+        assert caught.value.transient and len(refusing.refused) == 1

@@ -229,7 +229,7 @@ void pm_schedule_unlock(pthread_mutex_t *mutex)
     if (self) yield();
 }
 
-static bool wait_in_routine(pm_schedule *schedule, const void *place, pthread_mutex_t *mutex, uint64_t until)
+static void wait_in_routine(pm_schedule *schedule, const void *place, pthread_mutex_t *mutex, uint64_t until)
 {
     pthread_mutex_lock(&schedule->mutex);
     self->waits = place, self->until = until;
@@ -238,21 +238,21 @@ static bool wait_in_routine(pm_schedule *schedule, const void *place, pthread_mu
     yield();
     /* This thread was woken, or its time has come. */
     pthread_mutex_lock(&schedule->mutex);
-    bool late = self->waits;
+    if (self->waits && until > schedule->now) schedule->now = until;
     self->waits = NULL;
-    if (late && until > schedule->now) schedule->now = until;
     pthread_mutex_unlock(&schedule->mutex);
     pm_schedule_lock(schedule, mutex);
-    return late;
 }
 
-bool pm_schedule_wait(pm_schedule *schedule, const void *place, pthread_mutex_t *mutex, uint64_t until)
+void pm_schedule_wait(pm_schedule *schedule, const void *place, pthread_mutex_t *mutex, uint64_t until)
 {
-    if (self) return wait_in_routine(schedule, place, mutex, until);
+    if (self) {
+        wait_in_routine(schedule, place, mutex, until);
+        return;
+    }
     pthread_mutex_unlock(mutex);
     pm_schedule_go_on(schedule);
     pm_schedule_lock(schedule, mutex);
-    return false;
 }
 
 void pm_schedule_wake(pm_schedule *schedule, const void *place)

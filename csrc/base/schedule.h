@@ -64,9 +64,9 @@ bool pm_schedule_routine_ended(const pm_routine *routine);
 void pm_schedule_lock(pm_schedule *schedule, pthread_mutex_t *mutex);
 void pm_schedule_unlock(pthread_mutex_t *mutex); /* a point, for one of the store's threads */
 
-/* Waits without the mutex until pm_schedule_wake of the same place, or until `until` if that is not 0; true if the time
- * has come. May also return without a reason. */
-bool pm_schedule_wait(pm_schedule *schedule, const void *place, pthread_mutex_t *mutex, uint64_t until);
+/* Waits without the mutex until pm_schedule_wake of the same place, or until `until` if that is not 0. May also return
+ * without a reason. */
+void pm_schedule_wait(pm_schedule *schedule, const void *place, pthread_mutex_t *mutex, uint64_t until);
 void pm_schedule_wake(pm_schedule *schedule, const void *place);
 
 /* True if something is done that pays from `least` on. Under a schedule all amounts are small, and the seed decides. */

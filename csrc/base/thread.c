@@ -85,11 +85,11 @@ void pm_thread_wait(pm_condition *condition, pm_mutex *mutex)
     else pthread_cond_wait(&condition->condition, &mutex->mutex);
 }
 
-bool pm_thread_wait_until(pm_condition *condition, pm_mutex *mutex, uint64_t until)
+void pm_thread_wait_until(pm_condition *condition, pm_mutex *mutex, uint64_t until)
 {
-    if (mutex->schedule) return pm_schedule_wait(mutex->schedule, condition, &mutex->mutex, until);
     struct timespec time = {(time_t)(until / 1000000000), (long)(until % 1000000000)};
-    return pthread_cond_timedwait(&condition->condition, &mutex->mutex, &time) == ETIMEDOUT;
+    if (mutex->schedule) pm_schedule_wait(mutex->schedule, condition, &mutex->mutex, until);
+    else pthread_cond_timedwait(&condition->condition, &mutex->mutex, &time);
 }
 
 void pm_thread_wake(pm_condition *condition, pm_mutex *mutex)

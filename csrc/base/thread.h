@@ -52,8 +52,8 @@ typedef struct {
 
 void pm_thread_condition_init(pm_condition *condition);
 void pm_thread_wait(pm_condition *condition, pm_mutex *mutex); /* may return without a reason */
-/* True if the time is `until` (pm_thread_now). */
-bool pm_thread_wait_until(pm_condition *condition, pm_mutex *mutex, uint64_t until);
+/* The same, until the time is `until` (pm_thread_now) at the latest. */
+void pm_thread_wait_until(pm_condition *condition, pm_mutex *mutex, uint64_t until);
 void pm_thread_wake(pm_condition *condition, pm_mutex *mutex); /* all threads that wait with this mutex */
 
 uint64_t pm_thread_now(const pm_schedule *schedule); /* nanoseconds */

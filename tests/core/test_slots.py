@@ -71,6 +71,28 @@ def test_a_few_changes_do_not_write_all_of_it(store):
         assert again["x"][:8].tolist() == [-1.0] * 6 + [4.0] * 2
 
 
+@pytest.mark.parametrize(("share", "whole"), [(0.7, False), (0.8, True)])
+def test_it_is_written_whole_if_three_quarters_have_changed(store, share, whole):
+    x = make_double_buffered(store)
+    before = store.stats().bytes_direct
+    x[int((1 - share) * len(x)) :] += 1
+    store.commit()
+    written = store.stats().bytes_direct - before
+    assert written >= x.nbytes if whole else not written
+
+
+def test_a_full_log_is_emptied_for_what_is_written_whole(store):
+    """Its record takes a few bytes of the log, whatever the size of the array."""
+    x = make_double_buffered(store)
+    before = store.stats()
+    while store.stats().checkpoints == before.checkpoints:
+        x += 1
+        store.commit()
+    assert store.stats().log_size == before.log_size and store.check().ok
+    with reopened(store) as again:
+        assert np.array_equal(again["x"], x)
+
+
 def test_what_does_not_change_is_not_written(store):
     make_double_buffered(store)
     store["epoch"] = 1

@@ -34,6 +34,15 @@ def test_a_part_of_a_block_that_was_written_before(open_store: Any, at: int) -> 
     assert sound(store) and np.array_equal(store["x"], expected)
 
 
+@pytest.mark.parametrize("size", [PAGE, 3 * PAGE + 100, 100 * PAGE])
+def test_what_is_written_directly_is_counted(open_store: Any, size: int) -> None:
+    store = open_store()
+    store["values"] = np.ones(size, "u1")
+    store.create_array("filled", size, "u1", fill_value=1)
+    store.commit()
+    assert store.stats().bytes_direct == 2 * size
+
+
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_write_without_space_is_not_taken_for_written(tmp_path: Path, number: int) -> None:
     with Recorder(tmp_path / "s.pm", "file") as recorder, pmstore.open(tmp_path / "s.pm") as store:

@@ -92,6 +92,15 @@ def test_nothing_is_left_of_a_buffer_without_user_and_owner(open_store, ended):
     assert store.stats().buffers == buffers
 
 
+def test_buffers_of_arrays_that_were_read_do_not_pile_up(open_store):
+    """A store that is only read makes no commits, which free such buffers in others."""
+    with open_store() as store:
+        store.update({f"{i}": np.full(9, i) for i in range(1000)})
+    with open_store(mode="r") as store:
+        assert all(store[f"{i}"][0] == i for i in range(1000))
+        assert store.stats().buffers < 200
+
+
 @pytest.mark.parametrize("length", LENGTHS)
 def test_I9_a_buffer_that_is_used_again_keeps_its_space(open_store, length):
     store = with_zeros(open_store(), length)

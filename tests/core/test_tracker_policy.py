@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import fcntl
+import itertools
 import os
 import struct
 from pathlib import Path
@@ -27,6 +28,7 @@ PAGE = 4096
 PAGEMAP_SCAN = 0xC0606610
 LEAST = 64  # pages: of fewer, all are compared
 ARMED_MOST = 1024  # arrays
+CAN_BE_ARMED, WRITTEN = 1, 2  # PAGE_IS_WPALLOWED, PAGE_IS_WRITTEN
 Array = np.ndarray[Any, Any]
 
 
@@ -37,15 +39,21 @@ def can_be_armed(monkeypatch: pytest.MonkeyPatch) -> None:
         pytest.skip("the kernel watches no memory, or does not let this process use it")
 
 
-def is_armed(array: Array) -> bool:
-    """Whether the kernel tells writes to the pages of an array (PAGE_IS_WPALLOWED)."""
+def pages_that_are(what: int, array: Array) -> int:
+    """How many of the pages of an array have this category of the kernel."""
     address = address_of(array)
     start, end = address // PAGE * PAGE, -(-(address + array.nbytes) // PAGE) * PAGE
-    room = ctypes.create_string_buffer(24)  # for one range of pages
-    argument = struct.pack("=12Q", 96, 0, start, end, 0, ctypes.addressof(room), 1, 0, 0, 1, 0, 1)
+    room = ctypes.create_string_buffer(24 * 1024)  # for so many ranges of pages
+    argument = bytearray(struct.pack("=12Q", 96, 0, start, end, 0, ctypes.addressof(room), 1024, 0, 0, what, 0, what))
     with open("/proc/self/pagemap", "rb") as pagemap:
-        fcntl.ioctl(pagemap, PAGEMAP_SCAN, argument)
-    return room.raw != bytes(24)
+        count = fcntl.ioctl(pagemap, PAGEMAP_SCAN, argument)
+    ranges = itertools.islice(struct.iter_unpack("=3Q", room), count)
+    return sum(last - first for first, last, _ in ranges) // PAGE
+
+
+def is_armed(array: Array) -> bool:
+    """Whether the kernel tells writes to the pages of an array."""
+    return pages_that_are(CAN_BE_ARMED, array) > 0
 
 
 def written_whole(store: pmstore.Store, pages: int) -> Array:
@@ -219,6 +227,20 @@ def test_an_array_that_is_not_in_memory_is_armed(open_store: Open, forced: pmsto
     store.commit()
     w = store.create_array("w", (100, PAGE // 8))
     assert address_of(w) == address and not is_armed(w)
+
+
+@pytest.mark.parametrize(("written", "others"), [(40, 60), (60, 0)])
+def test_where_most_pages_were_written_the_others_are_watched_too(
+    open_store: Open, forced: pmstore.Store, written: int, others: int
+) -> None:
+    """A page that is not in memory counts as written until it is watched, and makes the kernel's list longer."""
+    forced.create_array("w", (100, PAGE // 8))
+    forced.close()
+    store = open_store()
+    w = store["w"]
+    w[:written] = 1
+    store.commit()
+    assert pages_that_are(WRITTEN, w) == others
 
 
 def test_so_many_arrays_are_armed_and_no_more(forced: pmstore.Store) -> None:

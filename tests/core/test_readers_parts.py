@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore._core import Core
+from pmstore._snapshot import Reader
 from tests.conftest import Medium, run_in_fork
+from tests.core.test_readers_damage import before_each_read
 
 PAGE = 4096
 SHARED_FROM = 384  # pages, csrc/reader/parts.c
@@ -105,6 +108,27 @@ def test_I20_tables_of_many_arrays(path: str, medium: Medium) -> None:
                 reader.refresh()
             for name, array in arrays.items():
                 np.testing.assert_array_equal(reader[name], array)
+
+
+def test_a_reader_that_follows_reads_what_is_new(path: str, medium: Medium) -> None:
+    """Commits in the log cost it a few reads each, however many arrays there are."""
+    with pmstore.open(path, "x", media=medium.name) as store, open(path, "rb") as file:
+        store.update({f"a{i}": np.full(600, i) for i in range(300)})
+        store.commit()
+        store["a0"][:] = -1
+        store.commit()  # of an open store: the log was empty before
+        reads: list[int] = []
+        with before_each_read(lambda: reads.append(1)):
+            reader = Reader(file.fileno())
+            reader.take()
+            assert len(reads) > 300
+            for i in range(5):
+                store[f"a{i}"][:] = -2
+                store.commit()
+                reads.clear()
+                core = Core.of_snapshot(reader.take())
+                assert core.sequence == store.sequence and len(reads) < 10
+                core.close()
 
 
 def allocated() -> int:

@@ -164,6 +164,8 @@ def test_an_extent_that_can_not_be_there_is_an_error(tmp_path: Path, offset: int
     if length < 1 << 40:  # nobody has memory for the hashes of more
         with pytest.raises(pmstore.CorruptStoreError):
             snapshot.block_hashes(offset, length)
+        with open(tmp_path / "copy.pm", "wb") as copy, pytest.raises(pmstore.CorruptStoreError):
+            snapshot.copy_contents(copy.fileno(), offset, length, 0, length, snapshot.hashes(length))
 
 
 def assert_hashes_are_of_a_commit(recording: Any, path: Path, seed: int, most: int) -> int:

@@ -12,7 +12,7 @@ from tests.conftest import Medium
 from tests.core.test_unreadable import disk, in_child, refused  # noqa: F401
 from tests.support.bad_disk import BadDisk
 from tests.support.images import HEADER, PAGE, REGION
-from tests.support.logs import Forged, Record, extent, flip, run
+from tests.support.logs import Forged, Record, extent, flip, marker, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -23,26 +23,31 @@ LIST = 40 * PAGE
 def test_D6_what_a_new_record_refers_to_is_read_with_care(disk: BadDisk, what: str) -> None:  # noqa: F811
     """A record that was acknowledged is not given up for a bad block. Of older ones only the list is needed."""
     forged = Forged(Medium("file", disk.behind))
-    for older in (False, True):
+    for durable_by in ("", "the next record", "the marker"):
+        older = durable_by != ""
         forged.again()
         records = [Record([extent(forged.image, forged.at + 8 * PAGE, b"x" * 2 * PAGE)], 0, overflow=LIST)]
         if older:
-            records.append(Record([run(forged.at, b"y" * 64)], 1))
+            records.append(Record([run(forged.at, b"y" * 64)], int(durable_by == "the next record")))
         forged.save(records)
+        if durable_by == "the marker":
+            forged.image.bytes[2048:2064] = marker(forged.image, forged.image.word(HEADER["sequence"]) + 1)
+            forged.image.save()
         place = {"a": LIST, "c": forged.at + 9 * PAGE, "t": forged.at + 10 * PAGE}[what[0]]
         bad = (REGION + place) // PAGE
         disk.spoil("forged.pm", bad)
 
         def use(adopted: bool = older and what[0] != "a", bad: int = bad) -> None:
-            def opened(mode: Any) -> pmstore.Store:
-                return pmstore.open(disk.mount / "forged.pm", mode, media="file", exclusive=True)
+            def opened(mode: Any, exclusive: bool) -> pmstore.Store:
+                return pmstore.open(disk.mount / "forged.pm", mode, media="file", exclusive=exclusive)
 
-            for mode in ("r", "r+"):
+            for mode, exclusive in (("r", False), ("r", True), ("r+", True)):
                 if adopted:
-                    with opened(mode) as store:
+                    with opened(mode, exclusive) as store:
                         assert store.sequence == forged.image.word(HEADER["sequence"]) + 2
-                else:
-                    assert f"offset {bad * PAGE} " in refused(partial(opened, mode), what)
+                    continue
+                said = refused(partial(opened, mode, exclusive))
+                assert not exclusive or (what in said and f"offset {bad * PAGE} " in said)
 
         in_child(use)
 

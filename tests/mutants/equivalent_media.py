@@ -498,4 +498,10 @@ OF_MEDIA = [
         "from <= to",
         "write_zeros",
     ),
+    Equivalent(
+        "csrc/media/direct_io.c",
+        "if (dio->fd >= 0 || dio->refused || dio->file < 0) return dio->fd >= 0;",
+        "The descriptor of a store's file is never 0 (open_file in pmstore/_store/held.py).",
+        "dio->file < (0 + 1)",
+    ),
 ]

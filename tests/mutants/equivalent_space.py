@@ -274,4 +274,11 @@ OF_SPACE = [
         "Who reads rows goes by their lengths, which leave the padding out.",
         "(void)0;",
     ),
+    Equivalent(
+        "csrc/space/slots.c",
+        "return status;",
+        "The only possible error is a lack of memory, which give_slots ignores: the table was read a moment ago.",
+        "return PM_OK;",
+        "pm_slots_add",
+    ),
 ]

@@ -198,7 +198,6 @@ static pm_status need(pm_pages *t, uint64_t first, uint64_t end, bool contents)
 
 static pm_status need_metadata(pm_pages *t, uint64_t offset)
 {
-    if (offset % PM_PAGE) return outside(t, offset);
     return need(t, offset / PM_PAGE, offset / PM_PAGE + 1, false);
 }
 

@@ -109,7 +109,6 @@ static pm_status relayout(pm_store *store, uint64_t region_size, uint64_t log_si
 pm_status pm_checkpoint_grow(pm_store *store, uint64_t pages)
 {
     uint64_t size = store->region.size, least = pages * PM_PAGE;
-    if (pages > PM_REGION_LIMIT / PM_PAGE) return pm_fail(PM_NO_SPACE, "more than a store can hold");
     /* Enough space may wait for commits to be durable (I7, I13). */
     if (store->async && store->log.durable != store->log.sequence) return pm_async_finalize(store);
     /* The space map may need pages of its own: one for each 63 MiB, and a list. */

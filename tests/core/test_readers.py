@@ -195,6 +195,26 @@ def test_large_contents_that_a_record_in_the_log_changes(medium: Medium) -> None
         os.close(fd)
 
 
+def test_all_contents_that_are_wanted_are_in_the_snapshot(medium: Medium) -> None:
+    with pmstore.open(medium.directory / "store.pm", "x") as store, open(store.path, "rb") as file:
+        names = ["a", "b", "c"]
+        store.update({name: np.arange(100_000.0) + i for i, name in enumerate(names)})
+        store.commit()
+        reader = Reader(file.fileno())
+        first = Core.of_snapshot(reader.take())
+        places = [first.get(key_of(name)) for name in names]
+        first.close()
+        core = Core.of_snapshot(reader.take([(place.offset, place.length) for place in places if place]))
+        for name in names:
+            store[name][:] = -1
+        store.commit()
+        store._catalog.core.checkpoint()
+        for i, place in enumerate(places):
+            assert place is not None
+            assert (np.frombuffer(core.contents(place.offset, place.length)) == np.arange(100_000.0) + i).all()
+        core.close()
+
+
 def test_the_process_that_writes_reads_its_own_commits(medium: Medium) -> None:
     with pmstore.open(medium.directory / "store.pm") as store:
         for k in range(5):
@@ -348,6 +368,20 @@ def test_which_stores_tell_readers_that_they_are_recovered(medium: Medium, read_
         core = Core(os.open(path, os.O_RDWR), medium.name, read_only=read_only, trace=trace, max_size=0)
         assert is_locked(look.fileno(), BEGUN_BYTE, 1) == (not read_only)
         core.close()
+
+
+def test_I21_for_a_few_commits_no_reader_asks_for_a_pause(medium: Medium) -> None:
+    with pmstore.open(medium.directory / "store.pm", "x") as store:
+        a = store.create_array("a", 200_000, "i8")
+        with open(store.path, "rb") as file, open(store.path, "rb") as look:
+            reader = Reader(file.fileno())
+            for k in range(8):
+                a[:] = k  # whole, so that it is soon in two slots
+                store.commit()
+                lib.pm_reader_hold(reader._reader, False)
+                reader.take()
+                assert not is_locked(look.fileno(), ASKING_BYTES, 1 << 59)
+                lib.pm_reader_release(reader._reader)
 
 
 def test_I21_a_pause_covers_the_snapshot_and_the_copies(medium: Medium, child: Any) -> None:

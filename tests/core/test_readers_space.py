@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import functools
 import gc
 import os
 import re
 import stat
+import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -23,6 +25,7 @@ from tests.support.places import offset_of
 
 Open = Callable[..., pmstore.Store]
 
+READER_BYTES = (1 << 62) + (1 << 61) + (1 << 60)  # one for each page: csrc/space/region_fork.c
 N = 5000  # elements: over a page, and copied with a snapshot only if they are wanted
 
 
@@ -80,6 +83,42 @@ def test_space_is_used_again_beside_a_reader_of_another_array(open_store: Open) 
                 sizes.append(writer.stats().region_size)
         assert sizes[-1] == sizes[4]
         assert (x == 1).all()
+
+
+def test_the_page_behind_what_a_reader_maps_is_used_again(open_store: Open) -> None:
+    """Another writer has freed both, and the next one finds the reader's lock."""
+    with with_constant(open_store) as writer:
+        writer["behind"], writer["last"] = np.zeros(500), np.zeros(500)
+        writer.commit()
+        place = offset_of(writer, "behind")
+        assert place == offset_of(writer, "x") + 10 * 4096
+        with open_store(mode="r") as reader:
+            x = reader["x"]
+        del writer["x"], writer["behind"]
+        writer.commit()
+    with open_store(mode="r+", max_size=64 << 20) as writer:
+        for i in range(4):
+            writer[f"y{i}"] = np.full(500, 7.0)
+            writer.commit()
+        assert place in [offset_of(writer, f"y{i}") for i in range(4)]
+        assert (x == 1).all()
+
+
+def test_a_lock_without_an_end_is_one_of_all_space_behind_its_beginning(open_store: Open) -> None:
+    """Another program has it, such as one that copies files."""
+    with with_constant(open_store) as writer:
+        place = offset_of(writer, "x")
+        del writer["x"]
+        writer.commit()
+    with open(writer.path, "rb") as other:
+        lock = struct.pack("@hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, READER_BYTES + place // 4096, 0, 0)
+        fcntl.fcntl(other, fcntl.F_OFD_SETLK, lock)
+        with open_store(mode="r+", max_size=64 << 20) as writer:
+            fill_space(writer)
+            assert place not in [offset_of(writer, f"y{i}") for i in range(4)]
+    with open_store(mode="r+", max_size=64 << 20) as writer:
+        fill_space(writer, 12)
+        assert place in [offset_of(writer, f"y{i}") for i in range(12)]
 
 
 def test_programs_that_are_started_inherit_no_descriptor(open_store: Open) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore._snapshot import Reader, Snapshot
 from pmstore._store.backup import backup
 from pmstore.testing._files.fixture import CrashFiles
 from pmstore.testing._store.recording import Recording
@@ -23,7 +24,8 @@ from tests.core.test_readers import MIXED, Writer, assert_one_commit, beside, ma
 from tests.store.test_compact import fill, snapshot_of_stored
 from tests.support import shim
 from tests.support.crashes import OPTIONS, SEED, WORKLOADS, Workload, bulky, record
-from tests.support.places import offset_of
+from tests.support.images import REGION
+from tests.support.places import entry_of, offset_of
 
 Open = Callable[..., pmstore.Store]
 
@@ -351,3 +353,30 @@ def shared_blocks(directory: str) -> None:
 @pytest.mark.no_sanitizer  # which is preloaded too
 def test_a_block_that_is_shared_and_wrong_is_written(directory: Path, fault_library: Path) -> None:
     shim.call(fault_library, shared_blocks, directory)
+
+
+def test_I22_contents_that_come_back_after_a_copy_of_others_that_were_not_right(open_store: Open) -> None:
+    """The second snapshot's contents are damaged, as those that a commit is changing look. They are in the copy then,
+    in the place of those that the first one had there."""
+    with open_store() as store:
+        store["a"] = np.arange(40_000.0)
+    path = Path(store.path)
+    whole = path.read_bytes()
+    with open_store(mode="r+") as store:
+        store["a"][:] += 0.5
+        store.commit()
+        entry = entry_of(store, "a")
+    damaged = bytearray(path.read_bytes())
+    damaged[REGION + entry.offset : REGION + entry.offset + entry.length] = bytes(entry.length)
+    there = Snapshot.hashes(entry.length)
+    with open(path.with_name("copy.pm"), "w+b") as copy:
+        for image, right in ((whole, True), (damaged, False), (whole, True)):
+            path.write_bytes(image)
+            with path.open("rb") as file:
+                snapshot = Reader(file.fileno()).take()
+                snapshot.begin_copy(copy.fileno())
+                found = snapshot.copy_contents(copy.fileno(), entry.offset, entry.length, 0, entry.length, there)
+                assert found == right
+        snapshot.end_copy(copy.fileno())
+    with open_store("copy.pm", "r", verify=True) as store:
+        assert (store["a"] == np.arange(40_000.0)).all()

@@ -152,6 +152,15 @@ def readers(files: Files) -> None:
             assert snapshot["constant"].size == 5000 and len(snapshot["text"]) == 3000 + i
 
 
+def stale(files: Files) -> None:
+    with files.open(files.sound, "r+") as store, pmstore.open(files.sound, "r") as snapshot:
+        store["large"][:] += 1
+        store.commit()
+        store._catalog.core.checkpoint()
+        with pytest.raises(pmstore.StaleSnapshotError):
+            snapshot["large"]
+
+
 def zero_copy(files: Files) -> None:
     with pmstore.open(files.sound, "r", exclusive=True) as store:
         assert store["a"].size == 9000 and store["text"]
@@ -211,8 +220,8 @@ def recorded(files: Files) -> None:
 
 
 CASES: list[Callable[[Files], None]] = [
-    nothing, commits, rollbacks, late, second_slots, declared, children, readers, zero_copy, verified, copies, recovery,
-    refusals,
+    nothing, commits, rollbacks, late, second_slots, declared, children, readers, stale, zero_copy, verified, copies,
+    recovery, refusals,
 ]  # fmt: skip
 
 

@@ -332,6 +332,29 @@ def test_what_a_refused_commit_declared_is_in_the_next(fault_library: Path, dire
     shims.call(fault_library, refused_with_a_declaration, directory)
 
 
+def refused_to_many(folder: str) -> None:
+    """A commit of more arrays than any before lacks memory. They are taken back, and the next one has few changes."""
+    for at in each_request(1):
+        with pmstore.open(Path(folder) / f"{at}.pm", "x", media="file") as store:
+            held = [store.create_array(f"few/{i}", 600) for i in range(10)]
+            store.commit()
+            more = [store.create_array(f"more/{i}", 600) for i in range(40)]
+            begin_memory(ONCE, at)
+            with contextlib.suppress(pmstore.OutOfMemoryError):
+                store.commit()
+            shims.end()
+            store.rollback()
+            del more
+            for i, array in enumerate(held):
+                array[:] = i
+            store.commit()
+            assert all((store[f"few/{i}"] == i).all() for i in range(10)), at
+
+
+def test_a_small_commit_after_a_large_one_that_lacked_memory(fault_library: Path, directory: Path) -> None:
+    shims.call(fault_library, refused_to_many, directory)
+
+
 def refused_to_a_mark(folder: str) -> None:
     with pmstore.open(Path(folder) / "store.pm", "x", media="file") as store:
         w = store.create_array("w", 9000)

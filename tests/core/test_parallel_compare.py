@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -143,6 +144,30 @@ def test_a_second_thread_takes_no_signals_but_those_of_its_own_faults(open_store
     for mask in started:
         assert not any(mask >> number - 1 & 1 for number in own)
         assert all(mask >> number - 1 & 1 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGUSR1))
+
+
+def page_faults() -> dict[str, int]:
+    """How many pages each thread was the first to touch."""
+    stats = {one.name: (Path(one) / "stat").read_text() for one in os.scandir("/proc/self/task")}
+    return {thread: int(stat.rpartition(")")[2].split()[7]) for thread, stat in stats.items()}
+
+
+@pytest.mark.no_sanitizer  # whose own threads touch pages
+def test_a_second_thread_compares_a_part(tmp_path: Path) -> None:
+    """A single commit may be over before it is awake."""
+    if len(os.sched_getaffinity(0)) == 1:
+        pytest.skip("there is no second thread")
+    before = page_faults()
+    with pmstore.open(tmp_path / "s.pm", media="file") as store:
+        w = store.create_array("w", (PAGES, PAGE), "f8")
+        store.commit()
+        for number in range(1000):
+            store.release()  # the next to read a page is the first to touch it
+            w[3::100] = number
+            store.commit()
+            if sum(count for thread, count in page_faults().items() if thread not in before) > 10:
+                return
+    raise AssertionError("it did nothing")
 
 
 def test_pages_of_ones_that_change(store: pmstore.Store) -> None:

@@ -13,6 +13,7 @@ import pmstore
 from tests.core.test_forks import ended_children
 from tests.core.test_unreadable import LARGE, PAGE, REGION, disk, in_child, page_of, refused, spoiled  # noqa: F401
 from tests.support.bad_disk import BadDisk
+from tests.support.places import entry_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -81,6 +82,24 @@ def test_hashes_that_begin_inside_a_bad_block(disk: BadDisk, tail: int) -> None:
             refused(store.commit, "the hashes of contents", f"offset {bad * PAGE} ")
             store.rollback()
             assert x[0] == 1
+            os._exit(0)
+
+    in_child(use)
+
+
+def test_I36_hashes_of_the_rows_that_an_entry_counts(disk: BadDisk) -> None:  # noqa: F811
+    """They stand behind the spare rows, and a copy of the array reads them."""
+    with pmstore.open(disk.behind / "store.pm", "x", media="file") as store:
+        store.create_array("x", data=np.ones((300, PAGE // 8)), maxshape=(None, PAGE // 8))
+        store.append("x", np.ones((1, PAGE // 8)))
+        bad = page_of(store, "x", entry_of(store, "x").length)
+    disk.spoil("store.pm", bad)
+
+    def use() -> None:
+        signal.signal(signal.SIGBUS, signal.SIG_DFL)
+        with pmstore.open(disk.mount / "store.pm", "r+", media="file") as store:
+            assert (store["x"] == 1).all()
+            refused(lambda: store.copy("x", "y"), "'x'", f"offset {bad * PAGE} ")
             os._exit(0)
 
     in_child(use)

@@ -12,7 +12,7 @@ import pytest
 
 import pmstore
 from pmstore._catalog.names import element_key
-from tests.support.images import PAGE, Cell, Image
+from tests.support.images import NODE, PAGE, REGION, Cell, Image
 
 Operation = Callable[[Any], object]
 
@@ -172,6 +172,37 @@ def test_a_list_that_lacks_an_element_does_not_change(open_store):
     store.rollback()
     del kept[3:6]
     assert list(kept) == [0, 1, 2, 6, 7, 8, 9]
+
+
+def test_an_element_goes_nowhere_in_damaged_leaves(tmp_path):
+    """Inserting one there is an error; where it is none, the element is there."""
+    path = tmp_path / "damaged.pm"
+    with pmstore.open(path, "x", media="file") as store:
+        store.create_list("list").extend([b"x" * 500] * 40)
+    sound, inserted, refused = path.read_bytes(), 0, 0
+    image = Image(path)
+    leaves = [page for page in image.pages(NODE) if image.get(page, 20, "I") == 0]
+    assert len(leaves) > 5
+    for leaf in leaves:
+        path.write_bytes(sound)
+        with path.open("r+b") as file:
+            file.seek(REGION + leaf + PAGE - 50)
+            file.write(b"damage")
+        with pmstore.open(path, "r+", media="file") as store:
+            length = 0
+            with contextlib.suppress(pmstore.CorruptStoreError):
+                found = store["list"]
+                length = len(found)
+            for i in range(length):
+                try:
+                    found.insert(i, "new")
+                except pmstore.CorruptStoreError:
+                    refused += 1
+                else:
+                    assert found[i] == "new"
+                    inserted += 1
+                store.rollback()
+    assert inserted > 40 and refused > 40
 
 
 def test_one_leaf_that_every_node_names(tmp_path):

@@ -504,4 +504,17 @@ OF_MEDIA = [
         "The descriptor of a store's file is never 0 (open_file in pmstore/_store/held.py).",
         "dio->file < (0 + 1)",
     ),
+    Equivalent(
+        "csrc/media/lines.c",
+        "return b | 1;",
+        "Who asks for the features looks at bits 23 and 24.",
+        "b | (1 + 1)",
+    ),
+    Equivalent(
+        "csrc/media/file.c",
+        "ssize_t done = length ? pwrite(media->fd, source, length, write->aio_offset) : -1;",
+        "The simulated fault has refused the write, which has failed with either result. Only EINVAL would be told "
+        "apart from the others, and no fault has it.",
+        "-(1 - 1)",
+    ),
 ]

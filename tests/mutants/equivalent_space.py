@@ -281,4 +281,12 @@ OF_SPACE = [
         "return PM_OK;",
         "pm_slots_add",
     ),
+    Equivalent(
+        "csrc/space/region.c",
+        "for (; at && region->buffers[at - 1]->offset > buffer->offset; at--) "
+        "region->buffers[at] = region->buffers[at - 1];",
+        "Of several buffers over one extent, a commit gathers the first. They have the same bytes, and are declared "
+        "alike: the order only decides which of them counts the commits that found most pages changed.",
+        "offset >= buffer->offset",
+    ),
 ]

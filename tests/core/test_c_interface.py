@@ -51,6 +51,13 @@ def test_keys_have_a_length(core: Core, key: bytes) -> None:
             call()
 
 
+def test_no_rows_are_looked_for_by_keys_over_the_limit(core: Core) -> None:
+    key = bytes(KEY_MAX + 1)
+    for rows in (core.scan(key), core.scan(b"", after=key), core.scan(b"", start=key)):
+        with pytest.raises(pmstore.TooLargeError, match="a key is over the limit"):
+            next(rows)
+
+
 def test_the_longest_key_is_a_key(core: Core) -> None:
     key = b"k" * KEY_MAX
     core.put(key, Entry(0, 0, 1, 0, b"v" * META_MAX))

@@ -171,24 +171,43 @@ def test_a_key_without_a_number_is_no_member(core: Core, rest: bytes) -> None:
     assert core.get(b"s" + rest) == value(b"no member")
 
 
-@pytest.mark.parametrize("end", [0, -1])
-def test_a_member_in_another_leaf_than_its_own(open_store: Callable[..., pmstore.Store], end: int) -> None:
-    """A damaged file has the last member of a leaf in the next one, too, or the first one in that before."""
-    store = open_store()
-    store._catalog.core.splice(b"s", 0, 0, [value(b"%d" % i) for i in range(500)])
+def leaves_of_a_sequence(store: pmstore.Store) -> tuple[Image, list[int]]:
+    """The image of a closed store, and the pages of its catalog with the 500 members of b"s", in order."""
+    store._catalog.core.splice(b"s", 0, 0, [value(b"%020d" % i) for i in range(500)])
     store.commit()
     store.close()
     image = Image(Path(store.path))
-    leaves = {tuple(cell.key for cell in image.cells(page)): page for page in image.pages(NODE) if image.is_leaf(page)}
-    keys = sorted(leaves)[2]
-    number = int.from_bytes(keys[end][1:], "big") + (1 if end else -1)
-    cells = image.cells(leaves[keys])
+    return image, sorted(filter(image.is_leaf, image.pages(NODE)), key=image.cells)
+
+
+@pytest.mark.parametrize("end", [0, -1])
+def test_a_member_in_another_leaf_than_its_own(open_store: Callable[..., pmstore.Store], end: int) -> None:
+    """A damaged file has the last member of a leaf in the next one, too, or the first one in that before."""
+    image, leaves = leaves_of_a_sequence(open_store())
+    cells = image.cells(leaves[2])
+    number = int.from_bytes(cells[end].key[1:], "big") + (1 if end else -1)
     cells[end] = cells[end]._replace(key=b"s" + number.to_bytes(8, "big"))
-    image.write_node(leaves[keys], 0, cells)
+    image.write_node(leaves[2], 0, cells)
     image.save()
     core = open_store(mode="r+")._catalog.core
     with pytest.raises(pmstore.CorruptStoreError, match="a key has no place in its sequence"):
         core.splice(b"s", 0, 0, [value(b"new")])
+
+
+def test_a_member_that_is_still_there_when_it_was_removed(open_store: Callable[..., pmstore.Store]) -> None:
+    """A damaged file has the last member of a leaf in the next one, too. Removing others brings it into a leaf where it
+    has its place.
+    """
+    image, leaves = leaves_of_a_sequence(open_store())
+    *_, before, last = image.cells(leaves[-3])
+    image.write_node(leaves[-3], 0, [before, last])
+    image.write_node(leaves[-2], 0, [cell._replace(meta=b"") for cell in (last, *image.cells(leaves[-2]))])
+    image.save()
+    store = open_store(mode="r+")
+    at = int.from_bytes(last.key[1:], "big")
+    with pytest.raises(pmstore.CorruptStoreError, match="a key has no place in its sequence"):
+        store._catalog.core.splice(b"s", at, 500 - at, [])
+    store._drop(discard=True)
 
 
 @pytest.mark.parametrize("prefix", [b"", bytes(KEY_MAX + 1)])

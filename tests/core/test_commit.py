@@ -81,6 +81,8 @@ def test_stats_count_every_ordering_point(medium: Medium, open_store: OpenStore)
     store["n"] = 1
     store.commit()
     store._catalog.core.checkpoint()
+    store["large"] = np.zeros(100_000)  # for which the file grows
+    store.commit()
     after, kinds = store.stats(), [event.kind for event in events_of(store)]
     assert after.fences - before.fences == kinds.count(lib.PM_EVENT_FENCE)
     assert after.syncs - before.syncs == kinds.count(lib.PM_EVENT_SYNC) + kinds.count(lib.PM_EVENT_SYNC_RANGE)

@@ -16,7 +16,7 @@ from pmstore._values.array import address_of
 from tests.conftest import Medium, run_in_fork
 from tests.core.test_hostile import image_of, use
 from tests.support.crashes_slots import double_buffered_length
-from tests.support.images import DATA, PAGE
+from tests.support.images import DATA, PAGE, REGION, Image
 
 
 def written(store: pmstore.Store) -> int:
@@ -460,6 +460,25 @@ def test_a_damaged_entry_of_the_table_of_slots(tmp_path: Path, field: str) -> No
     image.save()
     with pytest.raises(pmstore.CorruptStoreError, match="the table of slots is damaged"):
         pmstore.open(image.path, "r+", media="file")
+
+
+def test_a_table_of_slots_that_somebody_damages_beside_a_store(store: pmstore.Store) -> None:
+    """A rollback takes it from the file again. The array can be deleted, though its space stays taken."""
+    make_double_buffered(store)
+    store["n"] = 1
+    store.commit()
+    store.stats()  # the file has the last commit
+    table = Image(Path(store.path)).get(0, 2160)
+    assert table
+    del store["x"]
+    with open(store.path, "r+b") as file:
+        file.seek(REGION + table + 64)
+        file.write(bytes(8))
+    store.rollback()
+    del store["x"]
+    store.commit()
+    assert list(store) == ["n"] and store["n"] == 1
+    assert str(store.check()) == f"1 problem:\nthe table of slots page at region offset {table} is damaged"
 
 
 def an_extent_of_nobody(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import gc
+import itertools
 import mmap
 import os
 import re
@@ -279,6 +280,49 @@ def test_a_store_without_memory_for_late_syncs_goes_on_as_before(tmp_path: Path)
         return "fine"
 
     assert in_fork(child) == "fine"
+
+
+@pytest.mark.no_sanitizer
+def test_a_store_with_late_syncs_gives_its_addresses_back(directory: Path) -> None:
+    def child() -> str:
+        taken = []
+        for _ in range(5):
+            for i in range(60):
+                with pmstore.open(directory / "s", media="file", durability="async") as store:
+                    store["n"] = i
+            taken.append(addresses())
+        more = [after - before for before, after in itertools.pairwise(taken)]
+        assert min(more) < 30 * mmap.PAGESIZE, more  # the allocator takes some now and then
+        return "fine"
+
+    assert in_fork(child) == "fine"
+
+
+def syncs_late_without(path: str) -> None:
+    """Each request for a mapping is refused in turn, and one for a thread."""
+    pmstore.open(path, "x", media="file").close()
+    for at in itertools.count(1):
+        shim.begin_memory(ONCE, at, MAPPINGS)
+        try:
+            with pmstore.open(path, "r+", media="file", durability="async") as store:
+                store["n"] = at
+                store.commit()
+                store.sync()
+        except (pmstore.OutOfMemoryError, pmstore.StoreIOError):
+            assert shim.hits()
+        refused = shim.hits()
+        shim.end()
+        with pmstore.open(path, "r", verify=True) as store:
+            assert store.check().ok and (refused or store["n"] == at)
+        if not refused:
+            break
+    assert at > 5
+
+
+@pytest.mark.no_sanitizer
+def test_a_store_for_late_syncs_where_mappings_are_refused(directory: Path, fault_library: Path) -> None:
+    """It is not opened, or does without."""
+    shim.call(fault_library, syncs_late_without, directory / "s")
 
 
 def test_a_commit_in_close_that_lacks_memory_leaves_all_pending(open_store, monkeypatch) -> None:

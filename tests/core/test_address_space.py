@@ -454,6 +454,33 @@ def test_memory_may_be_locked(medium: Medium, durability) -> None:
     assert answer == "fine"
 
 
+def locked_on_an_older_kernel(path: str, media: str) -> None:
+    """Run in a child with the shim. A rollback drops what was written."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.mlockall(3):
+        print(f"no mlockall: {os.strerror(ctypes.get_errno())}", end="")
+        return
+    shim.variable("fault_no_drop_locked").value = 1
+    with pmstore.open(path, "x", media=media) as store:  # type: ignore[call-overload]
+        w = store.create_array("w", 100_000)
+        for i in range(1, 4):
+            w += 1
+            store.commit()
+            w[::100] = -1
+            store.rollback()
+            assert (w == i).all()
+    print("fine", end="")
+
+
+@pytest.mark.long_on("file")
+@pytest.mark.no_sanitizer
+def test_memory_may_be_locked_before_linux_5_18(medium: Medium, fault_library: Path) -> None:
+    answer = shim.call(fault_library, locked_on_an_older_kernel, medium.directory / "s", medium.name)
+    if answer.startswith("no mlockall"):
+        pytest.skip(answer)
+    assert answer == "fine"
+
+
 LIMITED = """
 import resource, sys
 import numpy as np

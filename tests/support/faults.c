@@ -76,6 +76,7 @@ long fault_direct;         /* attempts to open one so */
 unsigned long fault_inode; /* of the file; 0: any */
 int fault_sparse;          /* space is not reserved: a file may be larger than the disk */
 int fault_populate;        /* madvise refuses to populate pages with this error; EINVAL: as before Linux 5.14 */
+int fault_no_drop_locked;  /* 1: madvise drops no locked memory, as before Linux 5.18 */
 int fault_no_random;       /* 1: the kernel gives no random numbers */
 int fault_fences;          /* 1: behind each mapping of a file are pages that can't be touched */
 /* Blocks that files share. 1: a file's blocks may be shared; 2: some are, until the file is given blocks of its own;
@@ -297,11 +298,13 @@ int ioctl(int fd, unsigned long request, ...)
 
 int madvise(void *address, size_t length, int advice)
 {
-    enum { POPULATE_READ = 22, POPULATE_WRITE = 23 };
+    enum { POPULATE_READ = 22, POPULATE_WRITE = 23, DONTNEED_LOCKED = 24 };
     NEXT(madvise);
-    if (!fault_populate || (advice != POPULATE_READ && advice != POPULATE_WRITE))
-        return next(address, length, advice);
-    errno = fault_populate;
+    int error = 0;
+    if (advice == POPULATE_READ || advice == POPULATE_WRITE) error = fault_populate;
+    if (advice == DONTNEED_LOCKED && fault_no_drop_locked) error = EINVAL;
+    if (!error) return next(address, length, advice);
+    errno = error;
     return -1;
 }
 

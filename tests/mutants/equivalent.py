@@ -580,4 +580,16 @@ EQUIVALENT = [
         "Without a root the call fails, and nobody looks at the numbers.",
         "(0 + 1)",
     ),
+    Equivalent(
+        "csrc/commit/gather.c",
+        "__builtin_prefetch(region->committed + extent->committed + pm_extent_table(extent->length) + 8 * block);",
+        "A prefetch of another address does nothing that a program could notice.",
+        "region->committed - extent->committed",
+    ),
+    Equivalent(
+        "csrc/base/hash.c",
+        "_mm_prefetch(bytes + ahead, _MM_HINT_T0);",
+        "A prefetch of another address does nothing that a program could notice.",
+        "bytes - ahead",
+    ),
 ]

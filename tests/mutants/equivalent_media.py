@@ -517,4 +517,16 @@ OF_MEDIA = [
         "apart from the others, and no fault has it.",
         "-(1 - 1)",
     ),
+    Equivalent(
+        "csrc/media/direct_io.c",
+        "if (dio->fd >= 0 || dio->refused || dio->file < 0) return dio->fd >= 0;",
+        "A descriptor that was opened is above those of the standard streams, so it is not 0.",
+        "return dio->fd > 0;",
+    ),
+    Equivalent(
+        "csrc/media/file.c",
+        "if (media->trace) pm_trace_add(media->trace, result ? PM_EVENT_SYNC_FAILED : PM_EVENT_SYNC, 0, 0, NULL);",
+        "A sync without a length is of the whole file, wherever it begins (pmstore.h).",
+        "(0 + 1), 0, NULL",
+    ),
 ]

@@ -237,7 +237,7 @@ class Log:
                 before = self._store.sequence
             self._written(new)
         except BaseException:
-            if self._is_past(before):
+            if before is not None and self._is_past(before, new):
                 self._written(new)
             else:
                 self._first, self._only_full = self.iteration, True
@@ -261,16 +261,16 @@ class Log:
                 "resume() of a new one goes on with what the log is now"
             )
 
-    def _is_past(self, before: int | None) -> bool:
-        """Whether a transaction that an exception has ended was committed.
+    def _is_past(self, before: int, head: dict[str, Any]) -> bool:
+        """Whether a transaction that an exception has ended behind its last change was committed.
 
-        before: the sequence number at its end; None: it did not come that far. If it was not committed, nothing of it
-        stays pending, so that a later one begins anew.
+        before: the sequence number then; head: what it has written. If it was not committed, nothing of it stays
+        pending, so that a later one begins anew.
         """
-        if before is None or self._store.closed or self._store.in_transaction:
+        if self._store.closed or self._store.in_transaction:
             return False
-        if self._store.sequence > before:
-            return True
+        if self._store.sequence > before:  # of another thread, perhaps
+            return bool(self._group.get("head") == head)
         self._store.rollback()
         return False
 

@@ -276,7 +276,8 @@ class ReplicaLog(Log):
                 self._write_head(head)
                 before = self._store.sequence
         except BaseException:
-            self._is_past(before)
+            if before is not None:
+                self._is_past(before, head)
             raise
         self._committed(head)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -23,9 +24,12 @@ class Sources:
     anew.
     """
 
+    SLOW = 1.0  # seconds: while an archive is opened, a place that took as long to fail is not asked again
+
     def __init__(self, places: Sequence[Place]) -> None:
         self.places = list(places)
         self._away: set[Place] = set()  # those that did not answer
+        self._slow: dict[Place, ArchiveUnavailableError] = {}  # of these, those that took long for it
         self._told: set[tuple[str, str]] = set()
         self._told_parted = False
 
@@ -37,6 +41,10 @@ class Sources:
     def answering(self) -> builtins.list[Place]:
         """The places that have not failed to answer since the index was read."""
         return [place for place in self.places if place not in self._away]
+
+    def quick(self) -> builtins.list[Place]:
+        """The places that have not taken long to fail since the index was read."""
+        return [place for place in self.places if place not in self._slow]
 
     def list(self, folder: str) -> list[str]:
         """The names of the objects in a folder, of all places that answer."""
@@ -61,10 +69,13 @@ class Sources:
         """
         errors: dict[Place, Exception] = {}
         for number, place in enumerate(self._in_order()):
+            began = time.monotonic()
             try:
                 found = check(place.get(name, at, count))
             except (MissingObjectError, ShortObjectError, ArchiveDamagedError, ArchiveUnavailableError) as error:
                 errors[place] = error
+                if isinstance(error, ArchiveUnavailableError) and time.monotonic() - began >= self.SLOW:
+                    self._slow[place] = error
                 if number + 1 < len(self.places) and not isinstance(error, MissingObjectError):
                     self.tell(place, name, error)
                 continue
@@ -74,8 +85,8 @@ class Sources:
         raise ArchiveDamagedError(str(first)) if isinstance(first, ShortObjectError) else first
 
     def index(self, known: Sequence[Index | None]) -> builtins.list[Index | None]:
-        """The index of each place; None: it does not answer. known: earlier ones, or none: then a place that has not
-        answered yet is not asked again.
+        """The index of each place; None: it does not answer. known: earlier ones, or none: then a slow place is not
+        asked again, unless all are.
 
         What is damaged is left out, with an ArchiveWarning: the other places may have it.
         """
@@ -86,18 +97,20 @@ class Sources:
             def tell(error: ArchiveDamagedError, place: Place = place) -> None:
                 warnings.warn(f"{place.url}: {error}: its versions are not listed there", ArchiveWarning, stacklevel=2)
 
-            if known:
-                self._away.discard(place)
-            elif place in self._away:
+            if not known and place in self._slow and len(self._slow) < len(self.places):
                 found.append(None)
+                failed.append(self._slow[place])
+                self.tell(place, "index", failed[-1])
                 continue
+            self._away.discard(place)
+            self._slow.pop(place, None)
             try:
                 found.append(Index.read(place, known[number] if known else None, tell))
             except ArchiveUnavailableError as error:
                 failed.append(error)
                 found.append(None)
                 self.tell(place, "index", error)
-        if found.count(None) == len(self.places):
+        if len(failed) == len(self.places):
             raise failed[0]
         return found
 

@@ -85,9 +85,9 @@ def refuse_undescribed(place: Place | Sources) -> None:
 
 def refuse_others(sources: Sources, about: Mapping[str, Any]) -> None:
     """Raise ArchiveConflictError if a place has the archive of another store. An ArchiveWarning tells of places that
-    have none, and of those that are damaged or don't answer, unless it has told of these."""
+    have none, and of those that are damaged or don't answer. One that took long not to answer is not asked again."""
     first = sources.url  # of those that tell
-    for place in sources.answering() if len(sources.places) > 1 else ():
+    for place in sources.quick() if len(sources.places) > 1 else ():
         try:
             lineage = about_of(Sources([place]))["lineage"]
         except MissingObjectError:

@@ -451,7 +451,7 @@ def test_an_archive_that_is_gone_or_another_one(tmp_path: Path) -> None:
     assert found.refresh() == 3 and list(found) == [1, 2, 3] and found.restore(tmp_path / "a.pm") == 3
 
 
-def test_a_restore_asks_a_place_that_does_not_answer_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_restore_asks_a_slow_place_that_does_not_answer_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     places = [tmp_path / "away", tmp_path / "near"]
     with pmstore.open(tmp_path / "store.pm") as store, store.drain(places) as drain:
         store["x"] = 1
@@ -466,6 +466,7 @@ def test_a_restore_asks_a_place_that_does_not_answer_once(tmp_path: Path, monkey
         return path(self, name)
 
     path = LocalPlace._path
+    monkeypatch.setattr(Sources, "SLOW", 0.0)
     monkeypatch.setattr(LocalPlace, "_path", away)
     with pytest.warns(pmstore.ArchiveWarning, match="away"):
         assert pmstore.archive.restore(tmp_path / "restored.pm", sources=places) == 1
@@ -477,6 +478,28 @@ def test_a_restore_asks_a_place_that_does_not_answer_once(tmp_path: Path, monkey
     monkeypatch.undo()
     found.refresh()
     assert not found._sources._away
+
+
+def test_a_place_that_fails_once_is_asked_again(tmp_path: Path) -> None:
+    """It may have newer versions. If all fail, the error is that of the first one."""
+
+    class Failing(Memory):
+        failures = 1
+
+        def get(self, name: str, at: int = 0, count: int | None = None) -> bytes:
+            if self.failures:
+                self.failures -= 1
+                raise pmstore.ArchiveUnavailableError(errno.ENOTCONN, f"{self.url} was away")
+            return super().get(name, at, count)
+
+    objects = three(tmp_path / "store.pm").objects
+    newest = max(name for name in objects if name.startswith("index/"))
+    place, other = Failing(dict(objects)), Memory({name: one for name, one in objects.items() if name != newest})
+    with pytest.warns(pmstore.ArchiveWarning, match="away"):
+        assert Archive(Sources([place, other])).latest == 3
+    place.failures = 99
+    with pytest.raises(pmstore.ArchiveUnavailableError, match="away"):
+        Archive(Sources([place, Failing(dict(objects))]))
 
 
 def test_a_drain_names_the_place_of_a_damaged_index(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ __all__ = [
     "count",
     "fingerprint_of",
     "inner",
+    "is_divided",
     "kept",
     "refuse_compiled",
     "skips",
@@ -50,11 +51,7 @@ def inner(model: torch.nn.Module) -> torch.nn.Module:
     for wrapper in wrappers:
         if isinstance(wrapper, DistributedDataParallel):
             _compare_order(wrapper)
-    sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
-    divided = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
-    if any(isinstance(part, sharded) for part in model.modules()) or any(
-        isinstance(one, divided) for one in model.parameters()
-    ):
+    if is_divided(model):
         raise TypeError(
             "the ranks have different parts of the model's parameters, and GradLog logs those of rank 0: use "
             "DistributedDataParallel, which gives each rank all of them, or torch.distributed.checkpoint"
@@ -65,6 +62,15 @@ def inner(model: torch.nn.Module) -> torch.nn.Module:
         if one.is_meta:
             raise ValueError(f"{name} is on the meta device, and has no values: load the weights first")
     return model
+
+
+def is_divided(model: torch.nn.Module) -> bool:
+    """Whether each rank has a part of the model's parameters (FSDP)."""
+    sharded = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", ())
+    divided = getattr(sys.modules.get("torch.distributed.tensor"), "DTensor", ())
+    return any(isinstance(part, sharded) for part in model.modules()) or any(
+        isinstance(one, divided) for one in model.parameters()
+    )
 
 
 def _unwrapped(model: torch.nn.Module) -> Iterator[torch.nn.Module]:

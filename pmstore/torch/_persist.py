@@ -36,6 +36,7 @@ from pmstore._errors import (
 from pmstore._store.mapping import Group, NameMapping
 from pmstore._store.store import Store
 from pmstore._values.values import encode
+from pmstore.torch._checks import is_divided
 from pmstore.torch._extra import extra_states
 from pmstore.torch._modules import ANOTHER, ModuleTensors
 from pmstore.torch._optimizers import OptimizerTensors, given_state, stored_state
@@ -222,7 +223,12 @@ class Persisted:
 
 
 def persist(
-    module: torch.nn.Module, optimizer: Any, store: Store | Group | None, *, also: Mapping[str, Any] | None = None
+    module: torch.nn.Module,
+    optimizer: Any,
+    store: Store | Group | None,
+    *,
+    also: Mapping[str, Any] | None = None,
+    alone: bool = False,
 ) -> Persisted | PersistedElsewhere:
     """Keep a module and its optimizer in a store, so that each commit is a checkpoint::
 
@@ -256,6 +262,8 @@ def persist(
     also : dict of str to objects, optional
         Other objects with state_dict() and load_state_dict(), such as learning rate schedulers and gradient scalers.
         Each commit includes their states.
+    alone : bool, default=False
+        Only this process calls this, although it is in a process group. Otherwise it waits for the other ranks.
 
     Returns
     -------
@@ -274,25 +282,28 @@ def persist(
         not the only one.
     TypeError
         Something has a state that a store can't keep: a sparse parameter, LBFGS, an optimizer that has another one's
-        state, as ZeroRedundancyOptimizer.
+        state, as ZeroRedundancyOptimizer. Ranks that have parts of the parameters (FSDP) can't share a store.
+    TransactionError
+        This failed on another rank.
     NameConflictError, ReadOnlyStoreError, OutOfSpaceError, ClosedStoreError
 
     A step raises ClosedStoreError after the store was closed, and DetachedError after the module has got other memory,
     as by ``module.half()``. Such a commit raises DetachedError, too.
     """
+    ranks = Ranks()
+    if ranks.count > 1 and not alone:
+        return _on_ranks(ranks, module, optimizer, store, also)
+    if not isinstance(store, NameMapping):
+        raise TypeError(f"store is a Store or a Group, not a {type(store).__name__}: persist(module, None, store)")
+    _check(module, optimizer)
+    return _persist(module, optimizer, store, also)
+
+
+def _check(module: Any, optimizer: Any) -> None:
     if not isinstance(module, torch.nn.Module):
         raise TypeError(f"module is a torch.nn.Module, not a {type(module).__name__}")
-    ranks = Ranks()
-    if not isinstance(store, NameMapping) and (store is not None or ranks.count == 1):
-        raise TypeError(f"store is a Store or a Group, not a {type(store).__name__}: persist(module, None, store)")
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise TypeError(f"optimizer is a torch.optim.Optimizer or None, not a {type(optimizer).__name__}")
-    if ranks.count > 1:
-        objects = {**extra_states(module), **(also or {})}
-        if not _have_own(ranks, store, _form(module, optimizer, objects)):
-            return _share(ranks, module, optimizer, store, also, objects)
-    assert store is not None
-    return _persist(module, optimizer, store, also)
 
 
 def _persist(
@@ -341,31 +352,70 @@ class PersistedElsewhere(NamedTuple):
     resumed: bool
 
 
-def _have_own(ranks: Ranks, store: Store | Group | None, form: list[str]) -> bool:
-    """Whether each rank has a store. Raises ValueError if it is neither that nor rank 0 alone, and
-    FingerprintMismatchError if the others do not train the same."""
-    found = ranks.tell(ranks.gather((store is not None, form)))
-    having = [rank for rank, (has, _) in enumerate(found) if has]
-    if len(having) == ranks.count:
-        return True
+class _Rank(NamedTuple):
+    """What a rank tells the others before it begins."""
+
+    error: str | None  # why it can't
+    has_store: bool
+    is_divided: bool
+    form: list[str]  # what all ranks have to have, in words
+
+
+def _on_ranks(
+    ranks: Ranks, module: torch.nn.Module, optimizer: Any, store: Store | Group | None, also: Mapping[str, Any] | None
+) -> Persisted | PersistedElsewhere:
+    """See `persist`, with a process group."""
+    failure = None
+    mine = _Rank(None, store is not None, False, [])
+    try:
+        _check(module, optimizer)
+        if store is not None and not isinstance(store, NameMapping):
+            raise TypeError(f"store is a Store, a Group or None, not a {type(store).__name__}")
+        objects = {**extra_states(module), **(also or {})}
+        mine = mine._replace(is_divided=is_divided(module), form=_form(module, optimizer, objects))
+    except BaseException as error:
+        failure = error
+        mine = mine._replace(error=f"{type(error).__name__}: {error}")
+    found: list[_Rank] = ranks.tell(ranks.gather(mine))
+    if failure is not None:
+        raise failure
+    if not _share_one(found):
+        assert store is not None
+        return _persist(module, optimizer, store, also)
+    return _share(ranks, module, optimizer, store, also, objects)
+
+
+def _share_one(found: list[_Rank]) -> bool:
+    """Whether the ranks share the store of rank 0; otherwise each has its own. Raises the same error on all ranks."""
+    for rank, one in enumerate(found):
+        if one.error is not None:
+            raise TransactionError(f"persist failed on rank {rank}: {one.error}")
+    having = [rank for rank, one in enumerate(found) if one.has_store]
+    if len(having) == len(found):
+        return False
     if having != [0]:
         raise ValueError(
             f"persist gets a store on rank 0 alone, or on each rank: here it has one on {having or 'none'}"
         )
-    for rank, (_, other) in enumerate(found):
-        for mine, theirs in zip_longest(found[0][1], other, fillvalue="no more"):
+    if any(one.is_divided for one in found):
+        raise TypeError(
+            "the ranks have different parts of the module's parameters: give each rank a store of its own, or use "
+            "torch.distributed.checkpoint"
+        )
+    for rank, one in enumerate(found):
+        for mine, theirs in zip_longest(found[0].form, one.form, fillvalue="no more"):
             if mine != theirs:
                 raise FingerprintMismatchError(f"rank {rank} has {theirs}, where rank 0 has {mine}")
-    return False
+    return True
 
 
 def _form(module: torch.nn.Module, optimizer: Any, objects: Mapping[str, Any]) -> list[str]:
-    """What all ranks have to have, in words."""
     tensors = [*module.named_parameters(), *module.named_buffers()]
     form = [f"{name!r} of shape {tuple(one.shape)} and dtype {one.dtype}" for name, one in tensors]
+    names = {id(one): name for name, one in tensors}
     if optimizer is not None:
-        lengths = [len(group["params"]) for group in optimizer.param_groups]
-        form.append(f"an optimizer {type(optimizer).__name__} with groups of {lengths} parameters")
+        groups = [[names.get(id(one), "") for one in group["params"]] for group in optimizer.param_groups]
+        form.append(f"an optimizer {type(optimizer).__name__} of {groups}")
     return [*form, *(f"also={name!r}" for name in objects)]
 
 

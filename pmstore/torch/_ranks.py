@@ -56,7 +56,7 @@ class Ranks:
             return
         for tensor in tensors:
             content = tensor.detach().contiguous()
-            torch.distributed.broadcast(content, 0)
+            torch.distributed.broadcast(content.reshape(-1).view(torch.uint8), 0)  # gloo takes few dtypes
             if self.rank:
                 tensor.detach().copy_(content)
 

@@ -255,7 +255,7 @@ def persist(
         On the CPU. The parameters stay the same objects, with other memory.
     optimizer : torch.optim.Optimizer or None
         Its parameters are those of the module, or some of them.
-    store : Store or Group
+    store : Store, Group or None
         Open for writing. Several modules need a group each. With a process group of `torch.distributed`, all ranks call
         this: each with a store of its own, or rank 0 with the one store and the others with None. Those take the
         values of rank 0.
@@ -263,7 +263,7 @@ def persist(
         Other objects with state_dict() and load_state_dict(), such as learning rate schedulers and gradient scalers.
         Each commit includes their states.
     alone : bool, default=False
-        Only this process calls this, although it is in a process group. Otherwise it waits for the other ranks.
+        Whether only this process calls `persist`. By default, a call in a process group waits for all ranks.
 
     Returns
     -------
@@ -284,7 +284,7 @@ def persist(
         Something has a state that a store can't keep: a sparse parameter, LBFGS, an optimizer that has another one's
         state, as ZeroRedundancyOptimizer. Ranks that have parts of the parameters (FSDP) can't share a store.
     TransactionError
-        This failed on another rank.
+        The arguments of another rank are wrong, or rank 0 failed.
     NameConflictError, ReadOnlyStoreError, OutOfSpaceError, ClosedStoreError
 
     A step raises ClosedStoreError after the store was closed, and DetachedError after the module has got other memory,
@@ -373,6 +373,8 @@ def _on_ranks(
             raise TypeError(f"store is a Store, a Group or None, not a {type(store).__name__}")
         objects = {**extra_states(module), **(also or {})}
         mine = mine._replace(is_divided=is_divided(module), form=_form(module, optimizer, objects))
+        if not mine.is_divided:
+            ModuleTensors(module)  # which refuses what no store can have
     except BaseException as error:
         failure = error
         mine = mine._replace(error=f"{type(error).__name__}: {error}")
@@ -399,8 +401,8 @@ def _share_one(found: list[_Rank]) -> bool:
         )
     if any(one.is_divided for one in found):
         raise TypeError(
-            "the ranks have different parts of the module's parameters: give each rank a store of its own, or use "
-            "torch.distributed.checkpoint"
+            "the ranks have different parts of the module's parameters: use DistributedDataParallel, which gives each "
+            "rank all of them, or torch.distributed.checkpoint"
         )
     for rank, one in enumerate(found):
         for mine, theirs in zip_longest(found[0].form, one.form, fillvalue="no more"):
@@ -411,7 +413,7 @@ def _share_one(found: list[_Rank]) -> bool:
 
 def _form(module: torch.nn.Module, optimizer: Any, objects: Mapping[str, Any]) -> list[str]:
     tensors = [*module.named_parameters(), *module.named_buffers()]
-    form = [f"{name!r} of shape {tuple(one.shape)} and dtype {one.dtype}" for name, one in tensors]
+    form = [f"{name!r} of shape {tuple(one.shape)} and dtype {one.dtype} on {one.device}" for name, one in tensors]
     names = {id(one): name for name, one in tensors}
     if optimizer is not None:
         groups = [[names.get(id(one), "") for one in group["params"]] for group in optimizer.param_groups]

@@ -55,7 +55,7 @@ class Ranks:
         if self.count == 1:
             return
         for tensor in tensors:
-            content = tensor.detach().contiguous()
+            content = tensor.detach().resolve_conj().resolve_neg().contiguous()
             torch.distributed.broadcast(content.reshape(-1).view(torch.uint8), 0)  # gloo takes few dtypes
             if self.rank:
                 tensor.detach().copy_(content)

@@ -276,8 +276,8 @@ class ReplicaLog(Log):
                 self._write_head(head)
                 before = self._store.sequence
         except BaseException:
-            if before is not None:
-                self._is_past(before, head)
+            if before is not None and self._is_past(before, head):
+                self._committed(head)
             raise
         self._committed(head)
 

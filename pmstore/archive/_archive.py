@@ -105,9 +105,9 @@ class Archive(Mapping[int, Version]):
         self._sources = sources
         self._options, self._forks = dict(options or {}), forks
         self._about = about_of(sources)
-        refuse_others(sources, self._about)
         self._library = Library(sources)
         self._indexes = sources.index([])
+        refuse_others(sources, self._about, self._indexes)
         self._index = self._sources.merged(self._indexes)
         self._read_tags(stacklevel=5)
         self._own_parent: Archive | None = None
@@ -141,7 +141,7 @@ class Archive(Mapping[int, Version]):
         Raises ArchiveError if the archive is gone, ArchiveConflictError if another one is in its place.
         """
         indexes = self._sources.index(self._indexes)
-        require_same(self._sources, self._about)
+        require_same(self._sources, self._about, indexes)
         self._indexes = indexes
         self._index = self._sources.merged(self._indexes)
         self._read_tags(stacklevel=3)

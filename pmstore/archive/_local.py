@@ -36,9 +36,9 @@ T = TypeVar("T")
 class LocalPlace(Place):
     """A folder of this machine. It is created with the first object.
 
-    An object is written under a temporary name, synced, and then renamed; the folder is synced behind it. On a file
-    system that can't rename without replacing and has no hard links, of two machines that create an object at once both
-    may succeed. The files of writers that died are deleted before the first object that goes into their folder: their
+    An object is written under a temporary name, synced, and then renamed; the folder is synced behind it. If a
+    file system has neither rename without replacement nor hard links, two machines that create one object at once may
+    both succeed. The files of writers that died are deleted before the first object that goes into their folder: their
     locks are free.
 
     A folder that goes away, or is exchanged, while the place writes makes its calls fail: on a disk that was unmounted

@@ -42,10 +42,6 @@ class Sources:
         """The places that have not failed to answer since the index was read."""
         return [place for place in self.places if place not in self._away]
 
-    def quick(self) -> builtins.list[Place]:
-        """The places that have not taken long to fail since the index was read."""
-        return [place for place in self.places if place not in self._slow]
-
     def list(self, folder: str) -> list[str]:
         """The names of the objects in a folder, of all places that answer."""
         names: set[str] = set()
@@ -76,6 +72,7 @@ class Sources:
                 errors[place] = error
                 if isinstance(error, ArchiveUnavailableError) and time.monotonic() - began >= self.SLOW:
                     self._slow[place] = error
+                    self._away.add(place)
                 if number + 1 < len(self.places) and not isinstance(error, MissingObjectError):
                     self.tell(place, name, error)
                 continue
@@ -100,7 +97,6 @@ class Sources:
             if not known and place in self._slow and len(self._slow) < len(self.places):
                 found.append(None)
                 failed.append(self._slow[place])
-                self.tell(place, "index", failed[-1])
                 continue
             self._away.discard(place)
             self._slow.pop(place, None)

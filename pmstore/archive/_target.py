@@ -83,42 +83,60 @@ def refuse_undescribed(place: Place | Sources) -> None:
         ) from None
 
 
-def refuse_others(sources: Sources, about: Mapping[str, Any]) -> None:
+def refuse_others(sources: Sources, about: Mapping[str, Any], indexes: list[Index | None]) -> None:
     """Raise ArchiveConflictError if a place has the archive of another store. An ArchiveWarning tells of places that
-    have none, and of those that are damaged or don't answer. One that took long not to answer is not asked again."""
+    have none, and of those that are damaged or don't answer. The index of a place that doesn't answer becomes None: it
+    may be of another store."""
     first = sources.url  # of those that tell
-    for place in sources.quick() if len(sources.places) > 1 else ():
+    for number, place in enumerate(sources.places if len(sources.places) > 1 else ()):
+        if indexes[number] is None:
+            continue
         try:
             lineage = about_of(Sources([place]))["lineage"]
         except MissingObjectError:
             sources.tell(place, "archive", ArchiveError("there is no archive"))
             continue
-        except (ArchiveDamagedError, ArchiveUnavailableError) as error:
+        except ArchiveDamagedError as error:
             sources.tell(place, "archive", error)
+            continue
+        except ArchiveUnavailableError as error:
+            _leave_out(sources, indexes, number, error)
             continue
         if lineage != about["lineage"]:
             raise ArchiveConflictError(f"{place.url} is not the archive of the same store as {first}")
         first = place.url
 
 
-def require_same(sources: Sources, about: Mapping[str, Any]) -> None:
+def require_same(sources: Sources, about: Mapping[str, Any], indexes: list[Index | None]) -> None:
     """Raise ArchiveError if no place that answers has the archive any more, ArchiveConflictError if one has that of
-    another store. The index has just been read."""
-    places = sources.answering()
+    another store. The indexes have just been read; that of a place that doesn't answer any more becomes None."""
     missing = 0
-    for place in places:
+    for number, place in enumerate(sources.places):
+        if indexes[number] is None:
+            continue
         try:
             found = about_of(Sources([place]))
         except MissingObjectError:
             missing += 1
             continue
-        except (ArchiveDamagedError, ArchiveUnavailableError):  # another place may have it
+        except ArchiveDamagedError:  # another place may have it
+            continue
+        except ArchiveUnavailableError as error:
+            _leave_out(sources, indexes, number, error)
             continue
         if found["lineage"] != about["lineage"]:
             raise ArchiveConflictError(f"{place.url} has the archive of another store by now: open it anew")
-    if missing == len(places):
+    if missing == len(indexes) - indexes.count(None):
         text = f"there is no archive at {sources.url} any more: it was deleted, or its disk isn't mounted"
         raise ArchiveError(text)
+
+
+def _leave_out(sources: Sources, indexes: list[Index | None], number: int, error: ArchiveUnavailableError) -> None:
+    """Do without the index of a place that doesn't say whose it is. Raises the error if there is no other."""
+    indexes[number] = None
+    if all(one is None for one in indexes):
+        raise error
+    sources.tell(sources.places[number], "archive", error)
 
 
 def tag_of(sources: Sources, name: str) -> int:

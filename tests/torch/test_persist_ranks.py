@@ -91,7 +91,8 @@ def test_whichever_rank_dies_all_ranks_end_with_the_same_bits(kind: str, tmp_pat
 def differ(rank: int, path: str) -> None:
     """What not all ranks do in the same way is an error on all of them, and the group can go on."""
 
-    from torch.distributed.fsdp import FullyShardedDataParallel
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
     def refused(error: type[Exception], text: str, net: Any, has: bool, optimizer: Any = None) -> None:
         with pytest.raises(error, match=text):
@@ -120,7 +121,13 @@ def differ(rank: int, path: str) -> None:
     error, text = (TypeError, "torch.nn.Module") if rank else (pmstore.TransactionError, "failed on rank 1: TypeError")
     refused(error, text, "no module" if rank else net, rank == 0)
     whole = FullyShardedDataParallel(nn.Linear(4, 4), device_id=torch.device("cpu"))
-    refused(TypeError, "different parts of the module's parameters", whole, rank == 0)
+    parts = nn.Sequential(nn.Linear(4, 4))
+    fully_shard(parts, mesh=init_device_mesh("cpu", (RANKS,)))
+    for divided in (whole, parts):
+        refused(TypeError, "different parts of the module's parameters", divided, rank == 0)
+    meta = nn.Linear(2, 2, device="meta" if rank else "cpu")
+    error, text = (ValueError, "") if rank else (pmstore.TransactionError, "persist failed on rank 1: ValueError")
+    refused(error, text, meta, rank == 0)
     lbfgs = torch.optim.LBFGS(net.parameters())
     error, text = (TypeError, "an LBFGS") if rank == 0 else (pmstore.TransactionError, "failed on rank 0: TypeError")
     refused(error, text, net, rank == 0, lbfgs)

@@ -20,7 +20,7 @@ import contextlib
 import re
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from pmstore._errors import ArchiveConflictError, ArchiveDamagedError, ArchiveError, ArchiveUnavailableError
@@ -88,55 +88,50 @@ def refuse_others(sources: Sources, about: Mapping[str, Any], indexes: list[Inde
     have none, and of those that are damaged or don't answer. The index of a place that doesn't answer becomes None: it
     may be of another store."""
     first = sources.url  # of those that tell
-    for number, place in enumerate(sources.places if len(sources.places) > 1 else ()):
-        if indexes[number] is None:
-            continue
-        try:
-            lineage = about_of(Sources([place]))["lineage"]
-        except MissingObjectError:
+    for place, found in _lineages(sources, indexes) if len(sources.places) > 1 else ():
+        if isinstance(found, MissingObjectError):
             sources.tell(place, "archive", ArchiveError("there is no archive"))
-            continue
-        except ArchiveDamagedError as error:
-            sources.tell(place, "archive", error)
-            continue
-        except ArchiveUnavailableError as error:
-            _leave_out(sources, indexes, number, error)
-            continue
-        if lineage != about["lineage"]:
+        elif isinstance(found, Exception):
+            sources.tell(place, "archive", found)
+        elif found != about["lineage"]:
             raise ArchiveConflictError(f"{place.url} is not the archive of the same store as {first}")
-        first = place.url
+        else:
+            first = place.url
 
 
 def require_same(sources: Sources, about: Mapping[str, Any], indexes: list[Index | None]) -> None:
     """Raise ArchiveError if no place that answers has the archive any more, ArchiveConflictError if one has that of
     another store. The indexes have just been read; that of a place that doesn't answer any more becomes None."""
     missing = 0
-    for number, place in enumerate(sources.places):
-        if indexes[number] is None:
-            continue
-        try:
-            found = about_of(Sources([place]))
-        except MissingObjectError:
+    for place, found in _lineages(sources, indexes):
+        if isinstance(found, MissingObjectError):
             missing += 1
-            continue
-        except ArchiveDamagedError:  # another place may have it
-            continue
-        except ArchiveUnavailableError as error:
-            _leave_out(sources, indexes, number, error)
-            continue
-        if found["lineage"] != about["lineage"]:
+        elif isinstance(found, str) and found != about["lineage"]:  # if it is damaged, another place may have it
             raise ArchiveConflictError(f"{place.url} has the archive of another store by now: open it anew")
     if missing == len(indexes) - indexes.count(None):
         text = f"there is no archive at {sources.url} any more: it was deleted, or its disk isn't mounted"
         raise ArchiveError(text)
 
 
-def _leave_out(sources: Sources, indexes: list[Index | None], number: int, error: ArchiveUnavailableError) -> None:
-    """Do without the index of a place that doesn't say whose it is. Raises the error if there is no other."""
-    indexes[number] = None
-    if all(one is None for one in indexes):
-        raise error
-    sources.tell(sources.places[number], "archive", error)
+def _lineages(sources: Sources, indexes: list[Index | None]) -> Iterator[tuple[Place, str | Exception]]:
+    """Each place that has an index, with the lineage of its store, or with the error if it is missing or damaged.
+
+    A place that doesn't answer loses its index. Raises ArchiveUnavailableError if no other has one.
+    """
+    for number, place in enumerate(sources.places):
+        if indexes[number] is None:
+            continue
+        try:
+            found: str | Exception = about_of(Sources([place]))["lineage"]
+        except (MissingObjectError, ArchiveDamagedError) as error:
+            found = error
+        except ArchiveUnavailableError as error:
+            indexes[number] = None
+            if all(one is None for one in indexes):
+                raise
+            sources.tell(place, "archive", error)
+            continue
+        yield place, found
 
 
 def tag_of(sources: Sources, name: str) -> int:

@@ -74,7 +74,8 @@ class FsspecPlace(Place):
 
     @property
     def once(self) -> Place:
-        return self if self._protocol not in _S3 else _again(self._given, self._options, True)
+        is_single = self._tries_once or self._protocol not in _S3
+        return self if is_single else _again(self._given, self._options, True)
 
     def _connect(self) -> tuple[Any, Any]:
         """The file system, and one that tries a creation once only; new ones in a forked child, and after a failure."""

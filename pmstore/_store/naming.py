@@ -46,16 +46,8 @@ def rename(temporary: str, real: str, replace: bool) -> None:
     number = lib.pm_rename_file(os.fsencode(temporary), os.fsencode(real))
     if number == errno.EEXIST:
         raise FileExistsError(number, os.strerror(number), real)
-    if not number:
-        return
-    if _takes_links(number, temporary) and _link(temporary, real):  # what else is wrong, this or the last way tells
-        try:
-            os.unlink(temporary)
-        except OSError as error:
-            text = f"{real!r} is complete, but its temporary name {temporary!r} can't be removed: {error.strerror}"
-            warnings.warn(text, UserWarning, stacklevel=outside()[0])
-        return
-    _rename_in_turn(temporary, real)
+    if number and not (_takes_links(number, temporary) and _link(temporary, real)):  # what else is wrong, these tell
+        _rename_in_turn(temporary, real)
 
 
 def _takes_links(number: int, temporary: str) -> bool:
@@ -66,13 +58,18 @@ def _takes_links(number: int, temporary: str) -> bool:
 
 
 def _link(temporary: str, real: str) -> bool:
-    """Give a file a second name, unless a file has it. False where there are no hard links."""
+    """Rename a file by a hard link. False where there are none."""
     try:
         os.link(temporary, real)
     except OSError as error:
         if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
             raise
         return False
+    try:
+        os.unlink(temporary)
+    except OSError as error:
+        text = f"{real!r} is complete, but its temporary name {temporary!r} can't be removed: {error.strerror}"
+        warnings.warn(text, UserWarning, stacklevel=outside()[0])
     return True
 
 

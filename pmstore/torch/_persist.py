@@ -384,7 +384,7 @@ def _on_ranks(
     if not _share_one(found):
         assert store is not None
         return _persist(module, optimizer, store, also)
-    return _share(ranks, module, optimizer, store, also, objects)
+    return _share(ranks, module, optimizer, store, objects)
 
 
 def _share_one(found: list[_Rank]) -> bool:
@@ -426,14 +426,13 @@ def _share(
     module: torch.nn.Module,
     optimizer: Any,
     store: Store | Group | None,
-    also: Mapping[str, Any] | None,
     objects: Mapping[str, Any],
 ) -> Persisted | PersistedElsewhere:
     """Persist on rank 0, and give its values to the other ranks. objects: `also`, and the extra states."""
     made = failure = told = None
     if store is not None:
         try:
-            made = _persist(module, optimizer, store, also)
+            made = _persist(module, optimizer, store, objects)
             told = made.resumed, {name: stored_state(one.state_dict()) for name, one in objects.items()}
         except BaseException as error:
             failure = error

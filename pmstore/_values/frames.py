@@ -198,7 +198,7 @@ def _column_parts(column: Any, name: str, parts: PartDict) -> list[Any]:
     dtype, values = column.dtype, column.array
     if isinstance(dtype, np.dtype):
         if dtype.hasobject:
-            objects = values.tolist()
+            objects = np.asarray(values).tolist()
             if len(objects) >= _MANY and set(map(type, objects)) <= {str, type(None)}:
                 list_parts(objects, name, parts)
                 return ["strs"]
@@ -212,7 +212,7 @@ def _column_parts(column: Any, name: str, parts: PartDict) -> list[Any]:
         if len(values) >= _MANY and dtype.storage == "pyarrow":
             arrow_parts(values.__arrow_array__(), name, parts)
             return ["texts", *about]
-        found = values.tolist()
+        found = np.asarray(values, object).tolist()
         for i in np.flatnonzero(values.isna()):
             found[i] = None
         if len(values) >= _MANY:

@@ -158,8 +158,8 @@ _OBJECTS = b"POLARS_EXTENSION_TYPE"  # polars' name for columns of Python object
 
 def _stream_of(frame: Any) -> Any:
     out = io.BytesIO()
-    frame.write_ipc_stream(out)
-    return _bytes(out.getvalue())
+    frame.write_ipc_stream(out, compat_level=sys.modules["polars"].CompatLevel.oldest())  # text as bytes and ends
+    return _bytes(out.getbuffer())
 
 
 def _read(contents: bytes) -> Any:

@@ -7,6 +7,7 @@ a copy.
 from __future__ import annotations
 
 import itertools
+import operator
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -20,8 +21,10 @@ PartDict = dict[str, Any]
 
 def list_parts(texts: Sequence[str | None], name: str, parts: PartDict) -> None:
     """Adds the parts of a list of texts, where None is missing: name, .ends, and .missing if there are such."""
-    missing = np.fromiter((text is None for text in texts), bool, len(texts))
-    found = ["" if text is None else text for text in texts] if missing.any() else texts
+    missing, found = None, texts
+    if None in texts:
+        missing = np.fromiter(map(operator.is_, texts, itertools.repeat(None)), bool, len(texts))
+        found = ["" if text is None else text for text in texts]
     data = "".join(found).encode("utf-8", "surrogatepass")  # type: ignore[arg-type]
     ends = np.zeros(len(found) + 1, np.int64)
     np.cumsum(np.fromiter(map(len, found), np.int64, len(found)), out=ends[1:])  # type: ignore[arg-type]
@@ -40,16 +43,18 @@ def arrow_parts(array: Any, name: str, parts: PartDict) -> None:
     if offsets is not None and len(whole):
         ends = np.frombuffer(offsets, np.int64)[whole.offset : whole.offset + len(whole) + 1]
     content = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
-    _add(content[ends[0] : ends[-1]], ends - ends[0], np.asarray(whole.is_null()), name, parts)
+    missing = np.asarray(whole.is_null()) if whole.null_count else None
+    _add(content[ends[0] : ends[-1]], ends - ends[0], missing, name, parts)
 
 
 def in_one(array: Any) -> Any:
     """An array of pyarrow that has no chunks, with the same elements."""
     arrow = sys.modules["pyarrow"]
-    whole = array.combine_chunks() if isinstance(array, arrow.ChunkedArray) else array
-    if isinstance(whole, arrow.ChunkedArray):  # of old versions, without chunks
-        whole = arrow.concat_arrays(whole.chunks) if whole.num_chunks else arrow.array([], array.type)
-    return whole
+    if not isinstance(array, arrow.ChunkedArray):
+        return array
+    if array.num_chunks == 1:  # concat_arrays would copy it
+        return array.chunk(0)
+    return arrow.concat_arrays(array.chunks) if array.num_chunks else arrow.array([], array.type)
 
 
 def validity(missing: Any) -> Any:
@@ -61,7 +66,7 @@ def validity(missing: Any) -> Any:
 
 def _add(data: Any, ends: Any, missing: Any, name: str, parts: PartDict) -> None:
     parts[name], parts[f"{name}.ends"] = data, ends
-    if missing.any():
+    if missing is not None:
         parts[f"{name}.missing"] = missing
 
 

@@ -35,6 +35,8 @@ _noted: list[tuple[int, FrameType | None]] = []
 
 def _note(number: int, frame: FrameType | None) -> None:
     _noted.append((number, frame))
+    if not _depth:  # a program that changed the handler in `later` has given this one back
+        deliver()
 
 
 def _look(found: list[Any]) -> None:

@@ -28,7 +28,7 @@ from pmstore._interchange.formats import format_of
 from pmstore._interchange.forms import Hints
 from pmstore._interchange.found import Found, Stored, damage, require
 from pmstore._interchange.source import Progress
-from pmstore._interrupts import later
+from pmstore._interrupts import deliver, later
 from pmstore._store.mapping import NameMapping
 from pmstore._store.opening import local_path
 from pmstore._values.array import Layout, layout
@@ -310,6 +310,7 @@ class _Import:
                 break
             yield memoryview(data)
             self._done += data.nbytes
+            deliver()
             if self._progress is not None:
                 self._progress(self._done, self._total)
         if at != described.nbytes:

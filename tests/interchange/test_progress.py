@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ import pytest
 import pmstore
 from tests.interchange.test_import import refused
 from tests.store.test_attributes import seen
-from tests.store.test_interrupts import signal_at
+from tests.store.test_interrupts import raised_at
 
 
 def in_a_transaction(store: pmstore.Store) -> None:
@@ -136,7 +137,7 @@ def two_interrupts(store: pmstore.Store, path: Path, event_number: int) -> bool:
 
         def progress(done: int, total: int) -> None:
             if done == total:
-                sent.append(second.enter_context(signal_at(event_number, signal.default_int_handler)))
+                sent.append(second.enter_context(raised_at(event_number)))
                 raise KeyboardInterrupt
 
         with pytest.raises(KeyboardInterrupt):
@@ -159,3 +160,32 @@ def test_a_second_interrupt_anywhere_leaves_no_part_of_an_import(store: pmstore.
         interrupted = two_interrupts(store, tmp_path / "x.npz", count)
         assert (list(store), seen(store)) == (["g/mine"], before), count
     assert count > 50 and pmstore.load_into(store, tmp_path / "x.npz") == 3
+
+
+def test_an_interrupt_within_a_large_array_ends_the_import(store: pmstore.Store, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", a=np.arange(3 << 20))  # 24 MiB
+    seen: list[int] = []
+
+    def progress(done: int, total: int) -> None:
+        seen.append(done)
+        assert done < total
+        signal.raise_signal(signal.SIGINT)
+
+    refused(store, tmp_path / "x.npz", KeyboardInterrupt, None, progress=progress)
+    assert len(seen) == 1
+    assert pmstore.load_into(store, tmp_path / "x.npz") == 1
+
+
+def test_a_handler_that_progress_has_changed_and_that_comes_back_later(store: pmstore.Store, tmp_path: Path) -> None:
+    np.savez(tmp_path / "x.npz", a=np.arange(3000))
+    found: list[Any] = []
+
+    def progress(*_: int) -> None:
+        found.append(signal.signal(signal.SIGINT, signal.SIG_IGN))
+
+    pmstore.load_into(store, tmp_path / "x.npz", progress=progress)
+    signal.signal(signal.SIGINT, found[0])
+    with pytest.raises(KeyboardInterrupt):
+        signal.raise_signal(signal.SIGINT)
+    store["x"] = 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler

@@ -20,6 +20,17 @@ from tests.store.test_transactions import Stop, in_thread
 
 @contextlib.contextmanager
 def signal_at(event_number, handler):
+    """`raised_at` with this handler."""
+    before = signal.signal(signal.SIGINT, handler)
+    try:
+        with raised_at(event_number) as sent:
+            yield sent
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
+def raised_at(event_number):
     """A signal comes at the n-th moment when the interpreter would run its handler, which is when a Python function of
     pmstore is entered, or a C function returns to one. Gives a list that is empty if there are fewer."""
     seen = 0
@@ -37,7 +48,6 @@ def signal_at(event_number, handler):
                 sys.setprofile(None)
                 signal.raise_signal(signal.SIGINT)
 
-    before = signal.signal(signal.SIGINT, handler)
     gc.disable()  # the end of another test's store is no moment of this function
     sys.setprofile(profile)
     try:
@@ -45,7 +55,6 @@ def signal_at(event_number, handler):
     finally:
         sys.setprofile(None)
         gc.enable()
-        signal.signal(signal.SIGINT, before)
 
 
 def interrupted_at(event_number, function):

@@ -56,6 +56,13 @@ def pytest_runtest_setup() -> None:
         pytest_collection_finish()
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """A test that leaves interrupts ignored or put off would take them from all later ones."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    assert before is signal.default_int_handler, f"the test has left the handler {before}"
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests marked ``long_on(medium)`` are marked ``long`` where they have that medium."""

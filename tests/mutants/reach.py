@@ -240,7 +240,9 @@ def measure(tests: Sequence[str]) -> tuple[list[Mark], list[Reached]]:
     variables = {**environment(folder), VARIABLE: str(array), RESULT: str(result)}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-p", "tests.mutants.reach"]
     command += ["-m", "not slow", "-W", "ignore", *(tests or all_tests())]
-    subprocess.run(command, cwd=folder, env=variables, check=False)
+    status = subprocess.run(command, cwd=folder, env=variables, check=False).returncode
+    if status not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+        raise SystemExit(f"pytest has not run all tests: exit status {status}")
     found = [Reached(*entry) for entry in json.loads(result.read_text(encoding="utf-8"))]
     return marks, found if tests else [*found, *battery(folder, variables, array, PARTS)]
 

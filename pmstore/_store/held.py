@@ -26,7 +26,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from pmstore import _core
 from pmstore._errors import StoreIOError, StoreLockedError, refused
@@ -40,6 +40,7 @@ __all__ = [
     "OpenedHere",
     "Options",
     "SourceFile",
+    "StreamsTaken",
     "flock",
     "flock_now",
     "inode_of",
@@ -308,16 +309,37 @@ class SourceFile(Held):
 
 
 def open_file(path: str, flags: int, mode: int = 0o777) -> int:
-    """A descriptor of a file, with no number of a standard stream: a program that has closed its standard output and
-    still prints would otherwise print into a store."""
-    fd = os.open(path, flags | os.O_CLOEXEC, mode)
-    if fd >= _FIRST_FD:
-        return fd
+    """A descriptor of a file, with no number of a standard stream."""
+    with StreamsTaken():
+        return os.open(path, flags | os.O_CLOEXEC, mode)
+
+
+class StreamsTaken:
+    """A context in which no new descriptor gets the number of a standard stream. A program that has closed its standard
+    output and still prints, perhaps in another thread, would otherwise print into a store."""
+
+    _fillers: ClassVar[list[int]] = []
+    _inside = 0
+
+    def __enter__(self) -> None:
+        with registry_lock:
+            StreamsTaken._inside += 1
+            closed = [number for number in range(_FIRST_FD) if not _is_open(number)]
+            StreamsTaken._fillers += [os.memfd_create("closed stream") for _ in closed]
+
+    def __exit__(self, *error: object) -> None:
+        with registry_lock:
+            StreamsTaken._inside -= 1
+            while self._fillers and not StreamsTaken._inside:
+                os.close(self._fillers.pop())
+
+
+def _is_open(fd: int) -> bool:
     try:
-        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD)
-    finally:
-        os.close(fd)
-        tell_pid()
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
 
 
 def tell_pid() -> None:

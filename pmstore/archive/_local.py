@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TypeVar
 
 from pmstore._errors import ArchiveError
-from pmstore._store.held import flock_now, sweep
+from pmstore._store.held import flock_now, open_file, sweep
 from pmstore._store.naming import rename, sync_directory, unlink
 from pmstore.archive._place import (
     NAME,
@@ -318,7 +318,7 @@ def _temporary(folder: str) -> tuple[int, str]:
     """A new file with a lock, which tells other writers that this one lives."""
     while True:
         path = os.path.join(folder, TEMPORARY + secrets.token_hex(8))
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
         try:
             with contextlib.suppress(BlockingIOError):
                 _lock(fd)

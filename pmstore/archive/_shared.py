@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from pmstore._store.held import open_file
 from pmstore.archive._place import Buffer
 
 __all__ = ["SharedFile", "read_all", "write_all"]
@@ -24,7 +25,7 @@ class SharedFile:
 
     def __init__(self, path: str, mode: int = 0o666) -> None:
         while True:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+            self._fd = open_file(path, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, mode)
             try:
                 with contextlib.suppress(OSError):  # a file system without locks
                     fcntl.flock(self._fd, fcntl.LOCK_SH)

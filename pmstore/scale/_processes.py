@@ -25,6 +25,7 @@ from typing import Any
 
 from pmstore._errors import WorkersLostError
 from pmstore._interrupts import later
+from pmstore._store.held import StreamsTaken
 from pmstore.scale._engine import Engine
 from pmstore.scale._frames import Incoming, send
 from pmstore.scale._holder import Function
@@ -74,7 +75,8 @@ class Processes(Engine):
         self._lost: list[Lost] = []  # by processes that were replaced because they did not answer
         self._pickled = _Pickled()
         pieces = packed_apart(tuple(shards), "the shards")
-        self._shared_file = os.memfd_create("pmstore-shards")
+        with StreamsTaken():
+            self._shared_file = os.memfd_create("pmstore-shards")
         self._opened.callback(os.close, self._shared_file)
         _write_pieces(self._shared_file, pieces)
         self._count = min(self._workers, len(shards))
@@ -175,11 +177,13 @@ class _Place:
         """Start a process."""
         self._generation += 1
         self.name = f"worker {self._number}" + (f", process {self._generation + 1}" if self._generation else "")
-        self.connection, theirs = socket.socketpair()
-        self._opened.enter_context(self.connection)
-        with later(), theirs:  # an interrupt in Popen would leave a process that nobody waits for
-            self._process = self._start(self.name, theirs)
-            self._opened.callback(_kill, self._process)
+        with later():  # an interrupt in Popen would leave a process that nobody waits for
+            with StreamsTaken():  # what maps print would go to the other end
+                self.connection, theirs = socket.socketpair()
+            self._opened.enter_context(self.connection)
+            with theirs:
+                self._process = self._start(self.name, theirs)
+                self._opened.callback(_kill, self._process)
         self.name += f" (pid {self._process.pid})"
         self._outbox: queue.SimpleQueue[Any] = queue.SimpleQueue()
         self._opened.callback(self._outbox.put, None)

@@ -22,7 +22,7 @@ from pmstore.testing._faults.explore import explore_faults
 from pmstore.testing._faults.fault import FaultReport
 from pmstore.testing._store import describe as _describe
 from pmstore.testing._store import engine
-from pmstore.testing._store.check import Check, CheckRunner
+from pmstore.testing._store.check import Check, CheckRunner, refused_already
 from pmstore.testing._store.coverage import CrashReport
 from pmstore.testing._store.describe import MEMORY, Sandbox
 from pmstore.testing._store.engine import Found, Options, Schedule, Tally, Verdict
@@ -421,10 +421,7 @@ class CrashExplorer:
         schedule = Schedule(len(recording), "all")
         text = runner(engine.image(recording, schedule, options), last, last)
         if text is not None:
-            raise CrashTestError(
-                "the check fails without any crash, on what the workload leaves at its end: so the check is wrong, or "
-                f"the workload, and no crash was tried. It said: {text}"
-            ) from runner.error
+            raise refused_already(text, "crash", "what the workload leaves at its end", "workload") from runner.error
 
     def _fail(
         self,

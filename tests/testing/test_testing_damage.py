@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -163,22 +164,42 @@ def test_damage_that_nobody_notices(small: Path, failures: Path, monkeypatch: py
     assert report.evaluated == 1 and report.outcomes["harmless"] == 0
 
 
-def test_a_process_that_dies_of_it(small: Path) -> None:
-    def dying(store: pmstore.Store) -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
+class Later:
+    """A check that passes on the undamaged store, which it sees first. Each process of a test sees that it was
+    called."""
 
+    def __init__(self, directory: Path, act: Callable[[], object]) -> None:
+        self._called = directory / "called"
+        self._act = act
+
+    def __call__(self, store: pmstore.Store) -> None:
+        if self._called.exists():
+            self._act()
+        self._called.touch()
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def hang() -> None:
+    while True:
+        time.sleep(60)  # the alarm ends it
+
+
+def refuse() -> None:
+    raise AssertionError("there is no y")
+
+
+def test_a_process_that_dies_of_it(small: Path, tmp_path: Path) -> None:
     with pytest.raises(CrashFailure, match="the process that opened it ended with SIGKILL"):
-        explore_damage(small, dying, medium="file", budget=200)
+        explore_damage(small, Later(tmp_path, die), medium="file", budget=200)
 
 
-def test_a_process_that_hangs(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def hanging(store: pmstore.Store) -> None:
-        while True:
-            time.sleep(60)  # the alarm ends it
-
+def test_a_process_that_hangs(small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "PATIENCE", 1)
     with pytest.raises(CrashFailure, match="did not come to an end within 1 s"):
-        explore_damage(small, hanging, medium="file", budget=200)
+        explore_damage(small, Later(tmp_path, hang), medium="file", budget=200)
 
 
 def test_an_exception_that_is_none_of_ours(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,12 +214,49 @@ def test_an_exception_that_is_none_of_ours(small: Path, monkeypatch: pytest.Monk
         explore_damage(small, medium="file", budget=100)
 
 
-def test_the_check_is_asked(small: Path) -> None:
-    def check(store: pmstore.Store) -> None:
-        assert "y" in store, "there is no y"
-
+def test_the_check_is_asked(small: Path, tmp_path: Path) -> None:
     with pytest.raises(CrashFailure, match="not noticed: there is no y"):
-        explore_damage(small, check, medium="file", budget=200)
+        explore_damage(small, Later(tmp_path, refuse), medium="file", budget=200)
+
+
+@pytest.mark.parametrize("only", [None, Damage("flip", 600, 3)])
+@pytest.mark.parametrize(
+    ("act", "text"),
+    [
+        (refuse, "fails without any damage, on the undamaged store: .*no damage was tried. It said: there is no y"),
+        (die, "fails without any damage, .*ended with SIGKILL"),
+        (lambda: pytest.fail("not so"), "fails without any damage, .*not so"),
+    ],
+)
+def test_a_check_that_always_fails_is_no_damage(
+    small: Path, failures: Path, act: Callable[[], object], text: str, only: Damage | None
+) -> None:
+    seen: list[int] = []
+
+    def check(store: pmstore.Store) -> None:
+        act()
+
+    with pytest.raises(CrashTestError, match=text):
+        explore_damage(small, check, medium="file", only=only, progress=lambda done, total: seen.append(done))
+    assert not seen and not failures.exists()
+
+
+def test_a_check_that_returns_false_is_reported_in_its_own_words(small: Path) -> None:
+    with pytest.raises(CrashTestError, match="^the check .* returned False: it has to raise"):
+        explore_damage(small, lambda store: False, medium="file", budget=200)
+
+
+def test_the_check_of_the_undamaged_store_is_no_case(small: Path) -> None:
+    seen: list[tuple[int, int]] = []
+
+    def check(store: pmstore.Store) -> None:
+        assert store["name"] == "value"
+
+    report = explore_damage(
+        small, check, medium="file", budget=20, progress=lambda done, total: seen.append((done, total))
+    )
+    assert report.evaluated == sum(report.outcomes.values()) == 20
+    assert seen == [(done, 20) for done in range(20)]
 
 
 def test_a_state_that_may_be_lost(tmp_path: Path) -> None:

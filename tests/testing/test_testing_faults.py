@@ -306,8 +306,41 @@ def test_the_check_is_asked_about_what_is_left() -> None:
     def check(store: pmstore.Store) -> None:
         assert store.get("name") != "commit 0", "the first name is refused"
 
-    with pytest.raises(CrashFailure, match=r"(said|wrong): the first name is refused"):
+    hint = "hint: the check also fails without any fault: commit 2 alone leaves this; what belongs together has to"
+    with pytest.raises(CrashFailure, match=rf"(said|wrong): the first name is refused(.|\n)*{hint}"):
         explore_faults(some, check, medium="file")
+
+
+def test_a_check_that_always_fails_is_no_fault(medium: Medium) -> None:
+    def check(store: pmstore.Store) -> None:
+        assert "y" in store, "there is no y"
+
+    seen: list[int] = []
+    text = "fails without any fault, on what the workload leaves at its end: .*no fault was tried. It said: there is no"
+    for only in (None, Fault("grow", 1, "EINTR")):
+        with pytest.raises(CrashTestError, match=text):
+            explore_faults(some, check, medium=medium.name, only=only, progress=lambda done, total: seen.append(done))
+    assert not seen
+
+
+def test_a_check_that_needs_the_first_commit_is_no_fault() -> None:
+    def check(store: pmstore.Store) -> None:
+        store["x"]
+
+    with pytest.raises(CrashFailure, match="hint: the check also fails without any fault: the workload's first commit"):
+        explore_faults(some, check, medium="memory")
+
+
+def test_a_fault_that_is_to_blame_has_no_hint() -> None:
+    runs: list[int] = []
+
+    def check(store: pmstore.Store) -> None:
+        runs.append(1)
+        assert len(runs) == 1 or len(runs) > 2, "only the second store"
+
+    with pytest.raises(CrashFailure, match="only the second store") as caught:
+        explore_faults(some, check, medium="memory")
+    assert "hint" not in str(caught.value)
 
 
 def test_the_check_sees_only_what_the_workload_did(medium: Medium) -> None:
@@ -341,7 +374,8 @@ def test_the_check_sees_only_what_the_workload_did(medium: Medium) -> None:
     report = explore_faults(counting, check, medium=medium.name, only=Fault("map", 5, "ENOMEM"))
     assert report.outcomes == {"went on": 1}
     assert len(begun) == len(returned) + 1, "it failed in a commit, which the explorer tried again"
-    assert max(acknowledged) == len(returned)
+    assert acknowledged[0] == 3, "the run without faults comes first"
+    assert max(acknowledged[1:]) == len(returned)
 
 
 def test_a_workload_that_stumbles_over_what_it_was_not_told() -> None:

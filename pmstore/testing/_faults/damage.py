@@ -20,7 +20,7 @@ from pmstore._store import hooks
 from pmstore.testing._base import session
 from pmstore.testing._base.errors import CrashFailure, CrashTestError
 from pmstore.testing._base.fork import fork, signal_name
-from pmstore.testing._store.check import Check, CheckRunner, require_check
+from pmstore.testing._store.check import Check, CheckRunner, refused_already, require_check
 from pmstore.testing._store.coverage import tallied
 from pmstore.testing._store.describe import Contents, Sandbox, contents, differences
 from pmstore.testing._store.recording import MEDIA
@@ -190,6 +190,20 @@ class _Evaluator:
     def close(self) -> None:
         self._sandbox.close()
 
+    def require_check_passes(self, image: bytes) -> None:
+        """Tries the check on the undamaged store, in a fork as for a damaged one."""
+        runner = self._runner
+        if runner is None:
+            return
+
+        def work(begin: Callable[[int], None]) -> _Answer:
+            begin(0)
+            return _Answer(1, Counter(), runner(image, self._sequence, self._sequence) or "")
+
+        said = _in_fork(work, lambda done: None).wrong
+        if said:
+            raise refused_already(said, "damage", "the undamaged store", "store")
+
     @contextlib.contextmanager
     def _opened(self) -> Iterator[pmstore.Store]:
         store = pmstore.open(self._path, "r+", media=self._medium)  # type: ignore[arg-type]
@@ -257,6 +271,8 @@ def _in_fork(work: Callable[[Callable[[int], None]], _Answer], progress: Callabl
 
                 try:
                     answer: Any = work(begin)
+                except CrashTestError as error:
+                    answer = error
                 except BaseException as error:
                     answer = CrashTestError(f"{type(error).__name__}: {error}")
                 out.write((1 << 63).to_bytes(8, "little") + pickle.dumps(answer))
@@ -335,7 +351,7 @@ def explore_damage(
     CrashFailure
         Damage was not noticed, or ended the process. The damaged file was written; the message names it.
     CrashTestError
-        The file is no store, it is damaged already, or an argument makes no sense.
+        The file is no store, it is damaged already, the check refuses it undamaged, or an argument makes no sense.
     """
     require_check(check)
     if medium not in MEDIA:
@@ -349,6 +365,7 @@ def explore_damage(
     evaluate = _Evaluator(image, medium, check, states or {})
     begun = time.perf_counter()
     try:
+        evaluate.require_check_passes(image)
         every = [case for case in cases(image, older or b"", seed) if case.kind in wanted]
         chosen = [only] if only is not None else every
         if budget is not None and budget < len(chosen):

@@ -72,7 +72,8 @@ def explore_faults(
     CrashFailure
         Something is lost, mixed or silently wrong.
     CrashTestError
-        The workload raises without any fault, is not deterministic, or an argument makes no sense.
+        Without any fault, the workload raises, is not deterministic, or leaves a store that the check refuses; or an
+        argument makes no sense.
     """
     functions = tuple(workload) if isinstance(workload, Sequence) else (workload,)
     require_check(check)

@@ -19,7 +19,7 @@ from pmstore._store import hooks
 from pmstore.testing._base.errors import CrashFailure, CrashTestError
 from pmstore.testing._faults.fault import MANNERS, OPERATIONS, SHORT, Fault
 from pmstore.testing._store import engine
-from pmstore.testing._store.check import CheckRunner
+from pmstore.testing._store.check import CheckRunner, hint, refused_already
 from pmstore.testing._store.engine import Options, Schedule
 from pmstore.testing._store.marks import Marks, beginning_at, first_difference, image_may_lag
 from pmstore.testing._store.recording import Recorder, Recording
@@ -37,6 +37,10 @@ _COMMITS = {method.__code__ for method in (_core.Core.commit, _core.Core.commit_
 
 class Wrong(Exception):
     """A problem, as the second half of a sentence about a fault."""
+
+
+class Refused(Wrong):
+    """A problem that the user's check found."""
 
 
 @contextmanager
@@ -163,7 +167,13 @@ class Runs:
             for number in range(1, count + 1)
             for error, lasting in MANNERS[operation]
         ]
-        return faults, max(self._recording.states)
+        last = max(self._recording.states)
+        if self._runner is not None:
+            said = self._runner(self._path.read_bytes(), last, last)
+            if said is not None:
+                what = "what the workload leaves at its end"
+                raise refused_already(said, "fault", what, "workload") from self._runner.error
+        return faults, last
 
     def _clean(self, operations: int) -> tuple[Recording, int]:
         self._ends = []
@@ -270,10 +280,25 @@ class Runs:
 
     def _failure(self, fault: Fault, where: str, wrong: Wrong) -> CrashFailure:
         again = f"only=Fault{tuple(fault)!r}"
+        advice = self._refused_without_fault() if isinstance(wrong, Refused) else ""
         return CrashFailure(
-            f"{fault} {where}, and {wrong}\n  on {self._medium}, seed {self._seed}\n"
+            f"{fault} {where}, and {wrong}\n{advice}  on {self._medium}, seed {self._seed}\n"
             f"  again: the same call of explore_faults, with {again}"
         )
+
+    def _refused_without_fault(self) -> str:
+        """A line, if the check also refuses a commit of the run without faults: then no fault is to blame."""
+        assert self._runner is not None
+        ends = self._recording.ends()
+        for sequence, event in sorted(ends.items()):
+            image = engine.image(self._recording, Schedule(event, "all"), Options())
+            if self._runner(image, sequence, sequence) is not None:
+                advice = hint(sequence, min(ends)) or (
+                    f"commit {sequence} alone leaves this; what belongs together has to change in one `with "
+                    "store.transaction():`"
+                )
+                return f"  hint: the check also fails without any fault: {advice}\n"
+        return ""
 
     def _evaluate_run(self, run: _LastRun, fault: Fault, recorder: Recorder) -> str:
         """Compare the results that the workload saw with the store's present state."""
@@ -416,7 +441,7 @@ class Runs:
         marks = Marks(seen.recording)
         said = runner(seen.image, marks.acknowledged, marks.started)
         if said is not None:
-            raise Wrong(f"after reopening the check said: {said}")
+            raise Refused(f"after reopening the check said: {said}")
         self._evaluate_crashes(seen.recording, runner)
 
     def _evaluate_crashes(self, recording: Recording, runner: CheckRunner | None) -> None:
@@ -427,7 +452,7 @@ class Runs:
         self.crashes += tally.evaluated
         if found is not None:
             verdict = found.verdict
-            raise Wrong(
+            raise (Refused if verdict.problem == "check" else Wrong)(
                 f"a crash {len(tail) - found.schedule.event} events before the end of the run, with only part of what "
                 f"was not synced kept, leaves a store that is wrong: {verdict.text} (acknowledged "
                 f"{verdict.acknowledged}, begun {verdict.started})"

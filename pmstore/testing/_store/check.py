@@ -15,7 +15,7 @@ from pmstore.testing._base.commandline import need_asserts
 from pmstore.testing._base.errors import CrashTestError
 from pmstore.testing._store.describe import Sandbox
 
-__all__ = ["Check", "Crash", "CheckRunner", "callable_text", "require_check"]
+__all__ = ["Check", "Crash", "CheckRunner", "callable_text", "refused_already", "require_check"]
 
 Check = Callable[..., Any]
 
@@ -180,6 +180,14 @@ def when(acknowledged: int, started: int) -> str:
     if started > acknowledged:
         return f"after commit {started} began, before it was acknowledged"
     return f"after commit {acknowledged} was acknowledged" if acknowledged else "before the first commit began"
+
+
+def refused_already(said: str, accident: str, what: str, origin: str) -> CrashTestError:
+    """The error if a check refuses a store before any accident. what: the store; origin: of a store, if it is wrong."""
+    return CrashTestError(
+        f"the check fails without any {accident}, on {what}: so the check is wrong, or the {origin}, and no {accident} "
+        f"was tried. It said: {said}"
+    )
 
 
 def hint(sequence: int | None, first: int) -> str:

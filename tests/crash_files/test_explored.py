@@ -151,6 +151,32 @@ def test_overwriting_in_place(files: CrashFiles) -> None:
     assert "no sync would help: a program that is killed at this moment leaves this" in str(caught.value)
 
 
+def test_two_files_that_are_replaced_one_after_the_other(files: CrashFiles) -> None:
+    """Each is written, synced and renamed, but a kill between the two renames leaves them of different versions."""
+
+    def put(directory: Path, name: str, version: int) -> None:
+        (directory / "new").write_text(str(version))
+        sync(directory / "new")
+        os.replace(directory / "new", directory / name)
+        sync(directory)
+
+    def program(directory: Path) -> None:
+        for version in (1, 2):
+            put(directory, "weights", version)
+            put(directory, "epoch", version)
+
+    def check(directory: Path, said: str) -> None:
+        weights, epoch = directory / "weights", directory / "epoch"
+        assert weights.exists() == epoch.exists()
+        assert not epoch.exists() or weights.read_text() == epoch.read_text()
+
+    with pytest.raises(CrashFailure) as caught:
+        files.run(program, check)
+    text = str(caught.value)
+    assert "rename of new to weights" in text
+    assert "Write what belongs together into one new file, fsync it, and rename it over the old one" in text
+
+
 def test_everything_is_evaluated_where_it_is_little(files: CrashFiles) -> None:
     def program(directory: Path) -> None:
         (directory / "f").write_bytes(b"new" * 400)

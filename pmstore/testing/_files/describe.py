@@ -9,7 +9,7 @@ from pmstore.testing._files.recording import ROOT, Event
 
 __all__ = ["describe_event", "describe_failure", "describe_tally", "missing_syncs"]
 
-_REMEDY = "Write a new file, fsync it, and rename it over the old one"
+_REMEDY = "Write what belongs together into one new file, fsync it, and rename it over the old one"
 
 
 def describe_event(event: Event) -> str:

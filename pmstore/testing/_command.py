@@ -7,6 +7,7 @@ The module is quick to import: the commands load the explorer.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import importlib.util
 import os
@@ -16,6 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 __all__ = ["add_parser"]
@@ -317,15 +319,16 @@ def _function(text: str, what: str) -> Any:
             if "" not in sys.path:
                 sys.path.insert(0, "")
             found = importlib.import_module(place)
-        for part in name.split("."):
-            found = getattr(found, part)
     except CrashTestError:
         raise
-    except AttributeError as error:
-        raise CrashTestError(f"{what}: {error}") from error
     except (Exception, SystemExit) as error:  # code of a script runs
         raise CrashTestError(f"{what} {text} can't be loaded: {type(error).__name__}: {error}") from error
-    return found
+    try:
+        return functools.reduce(getattr, name.split("."), found)
+    except AttributeError as error:
+        has = [key for key, value in vars(found).items() if isinstance(value, FunctionType) and not key.startswith("_")]
+        there = f"; its functions are {', '.join(has)}" if has else ", and no functions"
+        raise CrashTestError(f"{what}: {place} has no {name}{there}") from error
 
 
 def _check(text: str | None) -> Any:

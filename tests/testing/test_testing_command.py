@@ -117,7 +117,13 @@ def test_a_command_as_check(here: Path, capsys: pytest.CaptureFixture[str]) -> N
         (("run",), "give SCRIPT.py:FUNCTION"),
         (("run", "bank.py"), "the workload is SCRIPT.py:FUNCTION or module:function, not 'bank.py'"),
         (("run", "missing.py:x"), "the workload: there is no file missing.py"),
-        (("run", "bank.py:missing"), "the workload: module .* has no attribute 'missing'"),
+        (
+            ("run", "bank.py:missing"),
+            "the workload: bank.py has no missing; its functions are conserved, good, bad, raises, exits$",
+        ),
+        (("run", "bank:missing"), "the workload: bank has no missing; its functions are conserved, good, bad"),
+        (("run", "bank.py:good.missing"), "the workload: bank.py has no good.missing; its functions are conserved"),
+        (("run", "--check", "empty.py:x", "bank.py:good"), "the check: empty.py has no x, and no functions$"),
         (("run", "no_such_module:x"), "the workload no_such_module:x can't be loaded: ModuleNotFoundError"),
         (("run", "bank.py:number"), "a run is a function of the open store, not 5"),
         (("run", "bank.py:raises"), "the workload raises raised LookupError, without any crash: nothing there"),
@@ -163,6 +169,7 @@ def test_wrong_arguments(here: Path, capsys: pytest.CaptureFixture[str], argumen
     import re
 
     (here / "exits.py").write_text("raise SystemExit(4)\n")
+    (here / "empty.py").write_text("number = 5\n")
     status, out, err = crash(capsys, *arguments)
     assert (status, out) == (2, "")
     assert err.startswith("pmstore: ")

@@ -17,9 +17,9 @@ from pmstore.testing._base import session
 from pmstore.testing._base.errors import CrashFailure, CrashTestError
 from pmstore.testing._base.progress import Counted, terminal
 from pmstore.testing._base.scratch import Scratch
-from pmstore.testing._faults.damage import DamageReport, explore_damage
+from pmstore.testing._faults.damage import Damage, DamageReport, explore_damage
 from pmstore.testing._faults.explore import explore_faults
-from pmstore.testing._faults.fault import FaultReport
+from pmstore.testing._faults.fault import Fault, FaultReport
 from pmstore.testing._store import describe as _describe
 from pmstore.testing._store import engine
 from pmstore.testing._store.check import Check, CheckRunner, refused_already
@@ -225,21 +225,25 @@ class CrashExplorer:
         seed: int | None = None,
         media: Sequence[str] | str = MEDIA,
         progress: ProgressCall | None = None,
+        only: Fault | None = None,
     ) -> dict[str, FaultReport]:
         """Run the functions once for each of their system calls that can fail, and for each way to fail. The calls are
         writes, syncs, growth and mappings; the failures are no space, a disk error, half of a write, and an interrupt.
 
-        The parameters are those of `run`; budget is the number of cases to try on each medium, by default all. Returns
-        a report for each medium. Raises CrashFailure if something is lost, mixed or silently wrong.
+        The parameters are those of `run`; budget is the number of cases to try on each medium, by default all; only is
+        the one fault to try, on one medium, as the message of a failure names it. Returns a report for each medium.
+        Raises CrashFailure if something is lost, mixed or silently wrong.
         """
         __tracebackhide__ = True
         chosen = plan("CrashExplorer.faults", check=check, seed=seed, media=media)
+        if only is not None and len(chosen.media) > 1:
+            raise CrashTestError('only= tries a fault on one medium: add media="memory" or media="file"')
         reports = {}
         with self._alone():
             for medium in chosen.media:
                 with self._shown(f"failing calls, {medium}", progress) as shown:
                     reports[medium] = explore_faults(
-                        runs, check, medium=medium, seed=chosen.options.seed, budget=budget, progress=shown
+                        runs, check, medium=medium, seed=chosen.options.seed, budget=budget, progress=shown, only=only
                     )
         for report in reports.values():
             session.keep_report(str(report))
@@ -256,19 +260,22 @@ class CrashExplorer:
         seed: int | None = None,
         older: bytes | None = None,
         progress: ProgressCall | None = None,
+        only: Damage | None = None,
     ) -> DamageReport:
         """Damage the file of a store in one place after the other, and test that no damage goes unnoticed.
 
-        source: its path, or its bytes. older: an earlier version, whose sectors stand for lost writes. The other
-        parameters are those of `run`, for one medium, by default "file" (given as media or as medium). Raises
-        CrashFailure if damage is not noticed.
+        source: its path, or its bytes. older: an earlier version, whose sectors stand for lost writes. only: the one
+        piece of damage to try, as the message of a failure names it. The other parameters are those of `run`, for one
+        medium, by default "file" (given as media or as medium). Raises CrashFailure if damage is not noticed.
         """
         __tracebackhide__ = True
         medium = one_medium(media, medium)
         chosen = plan("CrashExplorer.damage", check=check, budget=budget, seed=seed, media=medium)
         with self._alone(), self._shown(f"damage, {medium}", progress) as shown:
             budget, seed = chosen.options.budget, chosen.options.seed
-            report = explore_damage(source, check, medium=medium, budget=budget, seed=seed, older=older, progress=shown)
+            report = explore_damage(
+                source, check, medium=medium, budget=budget, seed=seed, older=older, progress=shown, only=only
+            )
         session.keep_report(str(report))
         return report
 

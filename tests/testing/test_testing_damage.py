@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 import pmstore
-from pmstore.testing import CrashFailure, CrashTestError
+from pmstore.testing import CrashExplorer, CrashFailure, CrashTestError
 from pmstore.testing._base import session
 from pmstore.testing._faults import damage as module
 from pmstore.testing._faults.damage import KINDS, PAGE, SECTOR, Damage, explore_damage
@@ -217,6 +218,16 @@ def test_an_exception_that_is_none_of_ours(small: Path, monkeypatch: pytest.Monk
 def test_the_check_is_asked(small: Path, tmp_path: Path) -> None:
     with pytest.raises(CrashFailure, match="not noticed: there is no y"):
         explore_damage(small, Later(tmp_path, refuse), medium="file", budget=200)
+
+
+def test_the_explorer_tries_one_case_again(small: Path, tmp_path: Path) -> None:
+    with CrashExplorer("again") as explorer:
+        with pytest.raises(CrashFailure, match="again: the same call, with only=") as caught:
+            explorer.damage(small, Later(tmp_path, refuse))
+        damage = eval(str(caught.value).partition("only=")[2], {"Damage": Damage})
+        with pytest.raises(CrashFailure, match=re.escape(str(damage))):
+            explorer.damage(small, Later(tmp_path / "failures", refuse), only=damage)
+        assert explorer.damage(small, only=damage).evaluated == 1
 
 
 @pytest.mark.parametrize("only", [None, Damage("flip", 600, 3)])

@@ -452,6 +452,24 @@ def test_the_explorer_does_both(tmp_path: Path) -> None:
             explorer.faults(some, media="tape")
 
 
+def test_the_explorer_tries_one_case_again(tmp_path: Path) -> None:
+    """A failure says how: with only=, on its medium."""
+
+    def check(store: pmstore.Store) -> None:
+        assert store.get("name") == "commit 1", "another name"
+
+    with CrashExplorer("again", directory=tmp_path / "failures") as explorer:
+        with pytest.raises(CrashFailure, match="again: the same call, on file alone, with only=") as caught:
+            explorer.faults(some, check=check, media="file")
+        fault = eval(str(caught.value).partition("only=")[2], {"Fault": Fault})
+        with pytest.raises(CrashFailure, match="another name"):
+            explorer.faults(some, check=check, media="file", only=fault)
+        report = explorer.faults(some, media="file", only=fault)["file"]
+        assert report.evaluated == 1 < report.possible
+        with pytest.raises(CrashTestError, match='only= tries a fault on one medium: add media="memory" or media="fil'):
+            explorer.faults(some, only=fault)
+
+
 def test_a_check_in_the_place_of_a_run(tmp_path: Path) -> None:
     def change(store: pmstore.Store) -> None:
         store["a"] = 1

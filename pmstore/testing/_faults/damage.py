@@ -410,4 +410,4 @@ def _failure(damage: Damage, damaged: bytes | bytearray, wrong: str, medium: str
     except OSError as error:
         text += f"\n  (the damaged file can't be written to {path}: {error.strerror})"
     again = f"only=Damage{tuple(damage)!r}"
-    return CrashFailure(f"{text}\n  again: the same call of explore_damage, with {again}", path=os.fspath(path))
+    return CrashFailure(f"{text}\n  again: the same call, with {again}", path=os.fspath(path))

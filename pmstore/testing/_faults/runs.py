@@ -283,7 +283,7 @@ class Runs:
         advice = self._refused_without_fault() if isinstance(wrong, Refused) else ""
         return CrashFailure(
             f"{fault} {where}, and {wrong}\n{advice}  on {self._medium}, seed {self._seed}\n"
-            f"  again: the same call of explore_faults, with {again}"
+            f"  again: the same call, on {self._medium} alone, with {again}"
         )
 
     def _refused_without_fault(self) -> str:

@@ -360,8 +360,8 @@ def test_reports_say_what_was_covered() -> None:
     assert report.by_kind == {"random": 1500, "all": 520}
     assert str(report).splitlines() == [
         "explored the crashes of 4 commits, evaluated by recovery and the check, seed 7",
-        "  memory: 2,000 states at 3 moments, 1,800 distinct, and 400 more in or after recovery; sampled: of about "
-        "10^40; 4,000 a second",
+        "  memory: 2,000 states at 3 moments, 1,800 distinct, and 400 more in or after recovery; a sample of about "
+        "10^40 possible states; 4,000 a second",
         "  file:   20 states at 3 moments, 18 distinct; exhaustive: these are all; 2,000 a second",
         "  of the kinds random 1,500, all 520",
     ]
@@ -371,7 +371,8 @@ def test_reports_say_what_was_covered() -> None:
         "failure; 4,000 a second",
         "  file:   not tried",
     ]
-    assert "sampled: of more than 10^100;" in str(Report({"memory": large._replace(possible=947728.0)}))
+    assert "a sample of more than 10^100 possible states;" in str(Report({"memory": large._replace(possible=947728.0)}))
+    assert "a sample of about 2,512 possible states;" in str(Report({"memory": large._replace(possible=3.4)}))
 
     class Small(Tally):
         left_out = 17

@@ -107,11 +107,11 @@ def _tally_text(tally: Tally, failed: bool) -> str:
     elif tally.exhaustive:
         how = "exhaustive: these are all"
     elif tally.possible < 4:
-        how = f"sampled: of about {round(10**tally.possible):,}"
+        how = f"a sample of about {round(10**tally.possible):,} possible states"
     elif tally.possible < MOST_DIGITS:
-        how = f"sampled: of about 10^{tally.possible:.0f}"
+        how = f"a sample of about 10^{tally.possible:.0f} possible states"
     else:
-        how = f"sampled: of more than 10^{MOST_DIGITS}"
+        how = f"a sample of more than 10^{MOST_DIGITS} possible states"
     rate = tally.evaluated / tally.seconds if tally.seconds > 0 else 0.0
     nested = f", and {tally.nested:,} more in or after recovery" if tally.nested else ""
     # After a stop, the number of states that the budget would have left out is unknown.

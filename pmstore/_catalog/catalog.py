@@ -17,6 +17,7 @@ from pmstore._catalog.kinds import ARRAY, BLOB, DERIVED, INLINE, LIST, OBJECT
 from pmstore._catalog.lists import PersistentList, count_elements
 from pmstore._catalog.lost_updates import LostUpdates
 from pmstore._catalog.names import ATTRIBUTES_PREFIX, DERIVED_PREFIX, NAME_PREFIX, OBJECT_PREFIX, key_of, name_of
+from pmstore._catalog.rows import filling
 from pmstore._catalog.undo import Undo
 from pmstore._core import FIXED, META_MAX, Core, Entry
 from pmstore._errors import (
@@ -287,7 +288,7 @@ class Catalog:
         key = key_of(name)
         described = growing.planned(shape, dtype, order, writeable, maxshape)
         require_lengths(described.dtype)
-        source = _filling(fill_value, described)
+        source = filling(fill_value, described)
         with self.lock, later():
             self.writable()
             if self.core.get(key) is not None:
@@ -586,15 +587,3 @@ class Catalog:
     def _what(self, key: bytes, entry: Entry) -> str:
         kind, *_, text, _ = listing.about(self, key, entry)
         return text if kind == "derived" else f"a {text}"
-
-
-def _filling(fill_value: Any, described: Layout) -> Array | bytes:
-    if is_tensor(fill_value):
-        fill_value = array_of_tensor(fill_value)
-    if isinstance(fill_value, np.ndarray) and fill_value.ndim:
-        return np.broadcast_to(fill_value.astype(described.dtype, copy=False), described.shape)
-    if type(fill_value) is int and fill_value == 0:  # as np.zeros does: "" and not "0" for a str dtype
-        return bytes(max(described.dtype.itemsize, 1))
-    cell = np.empty((), described.dtype)
-    cell[()] = fill_value
-    return cell.tobytes()

@@ -1,5 +1,5 @@
-"""Rows that are appended to an array, and their conversion to its dtype: floats are rounded within their range, and any
-other loss is an error."""
+"""Elements that a caller gives: the first ones of an array, and rows that are appended to one. Rows are converted to
+its dtype: floats are rounded within their range, and any other loss is an error."""
 
 from __future__ import annotations
 
@@ -11,9 +11,29 @@ import numpy as np
 from pmstore._values.array import Array, Layout
 from pmstore._values.tensors import array_of_tensor, is_tensor
 
-__all__ = ["fitting", "given_array"]
+__all__ = ["filling", "fitting", "given_array"]
 
 _FROM = {"U": "US", "S": "US", "V": "V"}  # kinds of dtype from which numpy converts to one, without making up text
+
+
+def filling(fill_value: Any, described: Layout) -> Array | bytes:
+    """The first elements of an array: as an array of its shape, or the bytes of one element. Raises ValueError for an
+    array that can't be broadcast to the shape."""
+    if is_tensor(fill_value):
+        fill_value = array_of_tensor(fill_value)
+    if isinstance(fill_value, np.ndarray) and fill_value.ndim:
+        given = fill_value.astype(described.dtype, copy=False)
+        try:
+            return np.broadcast_to(given, described.shape)
+        except ValueError:
+            raise ValueError(
+                f"fill_value has the shape {given.shape}, which can't be broadcast to the array's, {described.shape}"
+            ) from None
+    if type(fill_value) is int and fill_value == 0:  # as np.zeros does: "" and not "0" for a str dtype
+        return bytes(max(described.dtype.itemsize, 1))
+    cell = np.empty((), described.dtype)
+    cell[()] = fill_value
+    return cell.tobytes()
 
 
 def given_array(rows: Any) -> Array | None:

@@ -41,7 +41,7 @@ from pmstore._resume.fingerprint import (
     describe_parameters,
     describe_weights,
 )
-from pmstore._resume.fit_group import StoreOrPath, forget
+from pmstore._resume.fit_group import StoreOrPath, forget, group_advice
 from pmstore._resume.history import History
 from pmstore._resume.loop import Field, Resumable, State, check_commit_every
 from pmstore._store.mapping import Group
@@ -163,6 +163,15 @@ class InStore(sklearn.CallbackSupportMixin):
     commit_every: float
     history_: History
     _group_name: str | None
+
+    def _validate_params(self) -> None:
+        """scikit-learn's check of the parameters, whose error would name the private module of Store."""
+        if not isinstance(self.store, (Store, str, os.PathLike, type(None))):
+            raise sklearn.InvalidParameterError(
+                f"The 'store' parameter of {type(self).__name__} must be a pmstore.Store, a path (str or os.PathLike) "
+                f"or None. Got {self.store!r} instead.{group_advice(self.store)}"
+            )
+        super()._validate_params()  # type: ignore[misc]
 
     def _has_callbacks(self) -> bool:
         return bool(getattr(self, "_skl_callbacks", None))

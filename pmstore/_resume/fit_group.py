@@ -42,6 +42,7 @@ from pmstore._errors import (
 from pmstore._resume.fingerprint import Fingerprint, changed_entries, differences, digest, is_same
 from pmstore._store import held, opening
 from pmstore._store.entrance import open_for_fit
+from pmstore._store.mapping import Group
 from pmstore._store.store import Store
 
 logger = logging.getLogger("pmstore")
@@ -223,12 +224,21 @@ def group_name(kind: str, fingerprint: Fingerprint) -> str:
 _LOOKS, _BETWEEN_LOOKS = 8, 0.25  # seconds
 
 
+def group_advice(store: object) -> str:
+    """The sentence of an error that says what to give in place of a group; empty if it is none."""
+    if not isinstance(store, Group):
+        return ""
+    return f" Give the store itself, which is group.store, and name={store.name!r}, or a name in that group."
+
+
 def path_of(store: StoreOrPath) -> str:
     """The absolute path of a store. Raises TypeError, ValueError and IsADirectoryError as `opening.path_of` does, and
     ValueError for ":memory:", which would lose the fit at the end of the call.
     """
     if isinstance(store, Store):
         return store.path
+    if isinstance(store, Group):
+        raise TypeError(f"store is a Store or a path, not a Group.{group_advice(store)}")
     if opening.is_memory(store):
         raise ValueError(
             '":memory:" would be gone when this call ends, and the fit with it: use store=None for a fit that is not '

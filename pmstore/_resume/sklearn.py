@@ -20,7 +20,7 @@ from sklearn.base import _fit_context as fit_context
 from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_array, check_random_state
 from sklearn.utils._openmp_helpers import _openmp_effective_n_threads as openmp_threads
-from sklearn.utils._param_validation import HasMethods, Interval
+from sklearn.utils._param_validation import HasMethods, Interval, InvalidParameterError
 from sklearn.utils.parallel import _get_threadpool_controller as threadpool_controller
 from sklearn.utils.validation import _check_sample_weight as check_sample_weight
 from sklearn.utils.validation import _is_arraylike_not_scalar as is_arraylike
@@ -34,6 +34,7 @@ __all__ = [
     "POSITIVE",
     "CallbackSupportMixin",
     "ConvergenceWarning",
+    "InvalidParameterError",
     "check_array",
     "check_is_fitted",
     "check_random_state",

@@ -36,7 +36,7 @@ def _begin_of(held: Held) -> bytes:
 def _way_out(name: str, error: Exception, begin: bytes, size: int) -> str:
     """Advice for a file that does not open; an empty string if there is none."""
     if not size:
-        return ' (it is empty: delete it, or let mode "w" replace it)'
+        return ' (delete it, or let mode "w" replace it)'
     if isinstance(error, NotAStoreError):
         return next((f" ({hint})" for start, hint in _FIRST_BYTES.items() if begin.startswith(start)), "")
     header = newest_header(begin[place : place + SIZE] for place in PLACES)

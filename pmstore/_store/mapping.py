@@ -306,6 +306,8 @@ class NameMapping(MutableMapping[str, Any]):
             if not (isinstance(fill_value, int) and fill_value == 0):
                 raise ValueError("create_array() takes data or fill_value, not both")
             shape, dtype, fill_value = _like(data, shape, dtype)
+        elif shape is None:
+            raise TypeError("create_array() needs a shape, or data=… whose shape it takes")
         return self._catalog.create_array(
             self._full(name), shape, float if dtype is None else dtype, order, fill_value, writeable, maxshape
         )

@@ -49,6 +49,18 @@ def test_every_estimator_is_tested() -> None:
     assert estimators() == set(OURS)
 
 
+@pytest.mark.parametrize("kind", OURS)
+def test_a_group_is_no_store_and_the_error_says_how_to_name_a_fit_in_it(kind: Any, tmp_path: Path) -> None:
+    with pmstore.open(tmp_path / "store.pm") as store:
+        group = store.group("exp/a")
+        with pytest.raises(ValueError, match=r"must be a pmstore\.Store, a path .* Got .*name='exp/a', or a name in"):
+            kind(store=group).fit(BLOBS)
+        with pytest.raises(TypeError, match="store is a Store or a path, not a Group.*name='exp/a'"):
+            pmstore.partial_fit(MiniBatchKMeans(3), [BLOBS], store=group, name="a")
+    with pytest.raises(ValueError, match="'store' parameter .* Got 5 instead.$"):
+        kind(store=5).fit(BLOBS)
+
+
 @pytest.mark.parametrize("kind, theirs", [(KMeans, SklearnKMeans), (MiniBatchKMeans, SklearnMiniBatchKMeans)])
 def test_clones_and_meta_estimators(kind: Any, theirs: Any, tmp_path: Path) -> None:
     grid = {"cluster__n_clusters": [2, 4]}

@@ -105,3 +105,13 @@ def test_the_command_drain_names_the_store_that_is_missing(tmp_path: Path, capsy
     pytest.importorskip("numcodecs")
     assert main(["archive", "drain", str(tmp_path / "a"), str(tmp_path / "none.pm")]) == 2
     assert capsys.readouterr().err == f"pmstore: {tmp_path / 'none.pm'}: there is no such file\n"
+
+
+def test_a_new_array_needs_a_shape_that_its_elements_have() -> None:
+    with pmstore.open(":memory:") as store:
+        with pytest.raises(TypeError, match=r"create_array\(\) needs a shape, or data="):
+            store.create_array("x")
+        for create in (store.create_array, store.require_array):
+            with pytest.raises(ValueError, match=r"fill_value has the shape \(4, 4\), .* the array's, \(3, 2\)"):
+                create("x", (3, 2), fill_value=np.ones((4, 4)))
+        assert not len(store)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import islice, zip_longest
@@ -15,6 +16,11 @@ MAX_LINES = 60
 MAX_NAME = 48
 MAX_DTYPE = 40
 MAX_VALUE = 40
+
+_ADDRESS = re.compile(
+    r"""('[^'\\]*(?:\\.[^'\\]*)*'|"[^"\\]*(?:\\.[^"\\]*)*")"""  # a str, which stays as it is
+    r"|(Generator\(\w+\)) at 0x[0-9A-F]+"
+)
 
 # name, kind ("array", "value", "list", "object" or "derived"), shape, dtype, bytes, name of the type, and text: of a
 # small value; "of" and the maxshape of an array that grows; or ""
@@ -137,10 +143,11 @@ def size_text(nbytes: int) -> str:
 
 
 def full_text(value: Any, show: Callable[[Any], str] = repr) -> str:
-    """``repr(value)``, or what `show` gives. Python gives none of an int with thousands of digits, which is in
-    hexadecimal digits then, and numpy none of a time without a unit."""
+    """``repr(value)``, or what `show` gives, without the addresses of generators in it. Python gives none of an int
+    with thousands of digits, which is in hexadecimal digits then, and numpy none of a time without a unit."""
     try:
-        return show(value)
+        text = show(value)
+        return _ADDRESS.sub(lambda found: found[1] or found[2], text) if "Generator(" in text else text
     except ValueError as error:
         if isinstance(value, int):
             return hex(value)

@@ -222,3 +222,15 @@ def test_real_stores_and_groups(tmp_path: Path) -> None:
     assert len(group.splitlines()) == 2
     assert repr(store) == str(store) == f"<closed pmstore.Store {str(path)!r}>"
     assert "closed pmstore.Store" in store._repr_html_()
+
+
+def test_a_generator_is_shown_without_its_address(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    says = "it's Generator(PCG64) at 0x7F"
+    with pmstore.open(tmp_path / "store.pm") as store:
+        store["rng"] = np.random.default_rng(0)
+        store["all"] = [np.random.default_rng(1), says]
+        store.attrs["rng"] = np.random.default_rng(2)
+        assert "Generator = Generator(PCG64)  " in str(store)
+        assert repr(store.attrs).endswith("{'rng': Generator(PCG64)}>")
+    assert main(["dump", str(tmp_path / "store.pm")]) == 0
+    assert capsys.readouterr().out == f"all = [Generator(PCG64), {says!r}]\nrng = Generator(PCG64)\n"

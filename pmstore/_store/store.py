@@ -24,6 +24,7 @@ from pmstore._errors import (
     OutOfSpaceError,
     StoreNotFoundError,
     TransactionError,
+    UnknownNameError,
 )
 from pmstore._interrupts import later
 from pmstore._locks import Lock, Transaction, TransactionLock
@@ -480,6 +481,8 @@ class Store(Following):
                     self._end_drains()
                 raise
             return
+        if isinstance(error, UnknownNameError):
+            str(error)  # now: its hint asks the store
         try:  # if the store is closed inside its own transaction, that transaction can't continue
             self._leave_by(lambda: self._roll_back_and_give_back(kind, error, traceback))
         finally:

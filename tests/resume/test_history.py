@@ -210,6 +210,9 @@ def test_a_name_that_is_no_fit(name: str, path: Path) -> None:
             pmstore.UnknownNameError, match=f"no fit '{name}' in the store; the store has the fits 'fit'"
         ):
             pmstore.history(store, name)
+    with pytest.raises(pmstore.UnknownNameError, match="the store has the fits 'fit'"):
+        pmstore.history(path, name)
+    with pmstore.open(path) as store:
         store.clear()
         with pytest.raises(KeyError, match="the store has no fits"):
             pmstore.history(store, name)

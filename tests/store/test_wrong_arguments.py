@@ -115,3 +115,12 @@ def test_a_new_array_needs_a_shape_that_its_elements_have() -> None:
             with pytest.raises(ValueError, match=r"fill_value has the shape \(4, 4\), .* the array's, \(3, 2\)"):
                 create("x", (3, 2), fill_value=np.ones((4, 4)))
         assert not len(store)
+
+
+@pytest.mark.parametrize("mode", ["r", "a"])
+def test_a_name_that_ends_a_with_statement_is_explained_afterwards(mode: Any, tmp_path: Path) -> None:
+    with pmstore.open(tmp_path / "store.pm") as store:
+        store["weights"] = 1.0
+    with pytest.raises(KeyError) as caught, pmstore.open(tmp_path / "store.pm", mode) as store:
+        store["wieghts"]
+    assert store.closed and "'weights'" in str(caught.value)

@@ -214,10 +214,12 @@ class FileLock(Held):
             for byte in (LOCK_BYTE, _LEASE_BYTE):
                 with contextlib.suppress(OSError):
                     fcntl.fcntl(self._lock_fd, fcntl.F_OFD_SETLK, flock(fcntl.F_UNLCK, byte))
-            os.close(self._lock_fd)
-            if self.inode in _registry:  # another one that reads alone
-                tell_pid()
-            _changed.notify_all()
+            try:
+                _close(self._lock_fd)
+            finally:
+                if self.inode in _registry:  # another one that reads alone
+                    tell_pid()
+                _changed.notify_all()
 
     def abandon(self) -> None:
         """Close the file, which the core didn't take, and give the file lock back."""
@@ -276,8 +278,10 @@ class SourceFile(Held):
         """Close the file."""
         if self._open:
             self._open = False
-            os.close(self.fd)
-            tell_pid()
+            try:
+                _close(self.fd)
+            finally:
+                tell_pid()
 
     def __del__(self) -> None:
         if getattr(self, "_open", False):  # an interrupt ended the opening
@@ -340,6 +344,15 @@ def _is_open(fd: int) -> bool:
     except OSError:
         return False
     return True
+
+
+def _close(fd: int) -> None:
+    """Closes a descriptor of a store. Raises StoreIOError if the program has closed it before."""
+    try:
+        os.close(fd)
+    except OSError as error:
+        why = "the program has closed it" if error.errno == errno.EBADF else error.strerror
+        raise StoreIOError(error.errno, f"the store's descriptor {fd} can't be closed: {why}") from None
 
 
 def tell_pid() -> None:

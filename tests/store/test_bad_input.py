@@ -387,3 +387,21 @@ def test_verify_finds_what_opening_does_not(sample, open_store):
     path.write_bytes(bad)
     with contextlib.suppress(pmstore.CorruptStoreError), open_store(mode="r", verify=True) as store:
         assert store["array"][1000] == 1001
+
+
+@pytest.mark.parametrize("mode", ["a", "r"])
+def test_a_store_whose_descriptors_the_program_has_closed(tmp_path, mode):
+    path = tmp_path / "store.pm"
+    with pmstore.open(path) as store:
+        store["x"] = np.ones(10)
+    store = pmstore.open(path, mode)
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{fd}") == str(path):
+                os.close(int(fd))
+    with pytest.raises(pmstore.StoreIOError, match="the program has closed it"):
+        store.close()
+    assert store.closed
+    store.close()
+    with pmstore.open(path) as again:
+        assert again["x"].sum() == 10

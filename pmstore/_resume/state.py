@@ -41,6 +41,8 @@ _COUNTERS = [("run", "<i8"), ("iteration", "<i8"), ("best_run", "<i8"), ("best_i
 TAKEN = (PROGRESS, HISTORY, "fingerprint", "finished", *(name for name, _ in _COUNTERS))
 """Names that no field can have."""
 
+_OF_THE_ALGORITHM = ("history_", "slot_name_", "resumed_from_run_", "resumed_from_iter_")
+
 SMALL = 64 << 10  # bytes
 
 RANDOM_STATE = np.dtype([("key", "<u4", (624,)), ("pos", "<i8"), ("has_gauss", "<i8"), ("gauss", "<f8")])
@@ -217,11 +219,11 @@ class State:
     def __init__(self, fields: Iterable[Field]) -> None:
         """The fields in plain memory, all zeros."""
         fields = tuple(fields)
-        names = [*TAKEN, *(field.name for field in fields)]
-        inside = [name for name in names if name.startswith(f"{HISTORY}/")]
-        twice = sorted({*inside, *(name for name in names if names.count(name) > 1 or hasattr(State, name))})
-        if twice:
-            raise ValueError(f"two fields have the same name, or one that is taken: {', '.join(twice)}")
+        names = [field.name for field in fields]
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"two fields have the same name: {', '.join(twice)}")
+        if taken := sorted(filter(_is_taken, names)):
+            raise ValueError(f"the fit itself uses a name, so that no field can have it: {', '.join(taken)}")
         set_slot = super().__setattr__
         set_slot("_fields", fields)
         set_slot("_group", None)
@@ -289,7 +291,8 @@ class State:
         try:
             return self[name]
         except KeyError as error:
-            raise AttributeError(error.args[0]) from None
+            there = "; the object whose run() was called has it" if name in _OF_THE_ALGORITHM else ""
+            raise AttributeError(f"{error.args[0]}{there}") from None
 
     def __setattr__(self, name: str, value: Any) -> None:
         try:
@@ -438,6 +441,11 @@ class State:
         else:
             set_generator_state(generator, kept)
             self._kept[name] = encode(kept)
+
+
+def _is_taken(name: str) -> bool:
+    """Whether no field can have a name: it is one of TAKEN, in the group of the history, or an attribute of State."""
+    return name in TAKEN or name.startswith(f"{HISTORY}/") or hasattr(State, name)
 
 
 def record_dtype(fields: Iterable[Field]) -> np.dtype[Any]:

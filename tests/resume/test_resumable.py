@@ -459,12 +459,21 @@ def test_a_value_can_be_an_array(
                 Halving().run(tmp_path / "1.pm", "fit")
 
 
+def test_the_result_says_where_the_history_is() -> None:
+    climb = Climb(PEAK)
+    result = climb.run()
+    with pytest.raises(AttributeError, match=r"none of the fields .*; the object whose run\(\) was called has it"):
+        _ = result.history_
+    assert len(climb.history_["iteration"]) and not hasattr(result, "other_")
+
+
 def test_bad_tables(tmp_path: Path) -> None:
     class Bad(Climb):
         def fields(self) -> Any:
             return [pmstore.Field(name) for name in self.names]  # type: ignore[attr-defined]
 
-    for names, message in ((["a", "a"], "taken: a$"), (["run"], "run"), (["finished"], "finished"), (["load"], "load")):
+    messages = {name: f"no field can have it: {name}$" for name in ("run", "finished", "load", "_record")}
+    for names, message in ((["a", "b", "a"], "the same name: a$"), *(([name], messages[name]) for name in messages)):
         bad = Bad(PEAK)
         bad.names = names  # type: ignore[attr-defined]
         for store in (None, tmp_path / "x.pm"):

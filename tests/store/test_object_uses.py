@@ -403,21 +403,22 @@ def test_copies_of_large_objects_are_forgotten(store: Any) -> None:
     assert sum(one() is not None for one in found) <= 3
 
 
-def test_a_module_whose_package_is_missing_is_no_attribute() -> None:
+@pytest.mark.parametrize("name, package, extra", [("torch", "torch", "torch"), ("codecs", "numcodecs", "archive")])
+def test_a_module_whose_package_is_missing_is_no_attribute(name: str, package: str, extra: str) -> None:
     """hasattr and help ask for all names. An import names the package."""
-    program = """
+    program = f"""
 import inspect, sys
-sys.modules["torch"] = None
+sys.modules["{package}"] = None
 import pmstore
-assert not hasattr(pmstore, "torch") and "torch" not in dict(inspect.getmembers(pmstore))
+assert not hasattr(pmstore, "{name}") and "{name}" not in dict(inspect.getmembers(pmstore))
 try:
-    import pmstore.torch
+    import pmstore.{name}
 except ModuleNotFoundError as error:
     print(error)
 try:
-    pmstore.torch
+    pmstore.{name}
 except AttributeError as error:
     print(error)
 """
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert found.stdout.count("pmstore.torch needs torch: pip install") == 2
+    assert found.stdout.count(f"pmstore.{name} needs {package}: pip install 'pmstore[{extra}]'") == 2

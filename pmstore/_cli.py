@@ -18,7 +18,18 @@ from pathlib import Path
 from typing import Any
 
 import pmstore
-from pmstore._display import Row, aligned, columns, count_text, lines_text, name_text, notes_of, size_text, tree_lines
+from pmstore._display import (
+    Row,
+    aligned,
+    columns,
+    count_text,
+    lines_text,
+    name_text,
+    notes_of,
+    size_text,
+    status_text,
+    tree_lines,
+)
 from pmstore._store.opening import path_of
 from pmstore._store.reading import consistently
 from pmstore._values.as_json import print_json, to_json
@@ -102,13 +113,21 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
     def add(
-        name: str, command: Command, text: str, examples: str, path: str = "the store's file"
+        name: str,
+        command: Command,
+        text: str,
+        examples: str,
+        path: str = "the store's file",
+        *,
+        worked: str = "it worked",
+        damaged: str = "the store is damaged",
+        failed: str = "the store can't be opened",
     ) -> argparse.ArgumentParser:
         sub = commands.add_parser(
             name,
             help=text,
             description=text[0].upper() + text[1:] + ".",
-            epilog=f"examples:\n{examples}\n{EXIT_STATUS}",
+            epilog=f"examples:\n{examples}\n{status_text(worked, damaged, failed)}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         sub.add_argument("path", metavar="PATH", help=path)
@@ -118,12 +137,24 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
 
     add("info", info, "format, medium, commits, and how full the store is", "  pmstore info run.pm\n")
 
-    ls = add("ls", ls_, "the names in the store", "  pmstore ls -l run.pm\n  pmstore ls --tree run.pm model\n")
+    ls = add(
+        "ls",
+        ls_,
+        "the names in the store",
+        "  pmstore ls -l run.pm\n  pmstore ls --tree run.pm model\n",
+        failed="the store can't be opened, a group is not in it",
+    )
     ls.add_argument("names", metavar="GROUP", nargs="*", default=[], help="only what is in these groups")
     ls.add_argument("-l", "--long", action="store_true", help="with shapes, dtypes and sizes")
     ls.add_argument("-t", "--tree", action="store_true", help="as a tree")
 
-    add("check", check, "verify every structure and every checksum", "  pmstore check run.pm && echo sound\n")
+    add(
+        "check",
+        check,
+        "verify every structure and every checksum",
+        "  pmstore check run.pm && echo sound\n",
+        worked="the store is sound",
+    )
 
     dump = add(
         "dump",
@@ -132,6 +163,9 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         "  pmstore dump run.pm epoch model/centers\n"
         "  pmstore dump --json run.pm\n"
         "  pmstore dump --npy centers.npy run.pm model/centers\n",
+        damaged="the store is damaged; or something in what is to be printed is, or can't be decoded here, and was\n"
+        "     not printed",
+        failed="the store can't be opened, a name is not in it, FILE can't be written",
     )
     dump.add_argument("names", metavar="NAME", nargs="*", default=[], help="what to print; everything unless given")
     dump.add_argument(
@@ -143,6 +177,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         export_,
         "write what is in the store as HDF5, zarr, .npz or safetensors, also while it is written",
         "  pmstore export run.pm run.h5\n  pmstore export run.pm run.zarr --group model\n",
+        failed="the store can't be opened, a name is not in it, DST can't be written",
     )
     exporting.add_argument("destination", metavar="DST", help="the new file or, for zarr, the new directory")
     exporting.add_argument("--format", choices=FORMATS, help="by default, what the name of DST ends in")
@@ -155,6 +190,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         "read a file of HDF5, zarr, .npz or safetensors into a store, in one commit",
         "  pmstore import run.h5 run.pm\n  pmstore import run.npz run.pm --group model --name arr_0=weights\n",
         "the file or, for zarr, the directory",
+        failed="PATH can't be read, a name is not in it, STORE can't be written",
     )
     importing.add_argument("destination", metavar="STORE", help="the store, which is made if there is none")
     importing.add_argument("--format", choices=FORMATS, help="by default, what the name of PATH ends in")
@@ -168,6 +204,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         backup,
         "copy one commit of the store to a new store, also while it is written",
         "  pmstore backup run.pm /mnt/disk/run-monday.pm\n",
+        failed="the store can't be opened, DST can't be written",
     )
     backing_up.add_argument("destination", metavar="DST", help="the new store, which must not exist")
 
@@ -180,6 +217,9 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         salvage,
         "copy all that is sound in a damaged store to a new store",
         "  pmstore salvage damaged.pm rescued.pm\n",
+        worked="everything was copied",
+        damaged="something was left out",
+        failed="nothing could be copied",
     )
     salvaging.add_argument("destination", metavar="DST", help="the new store, which must not exist")
 
@@ -189,6 +229,7 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         "show how the fits in a store go on, while another process writes it",
         "  pmstore watch run.pm\n  pmstore watch run.pm digits\n  pmstore watch --web run.pm\n"
         "  pmstore watch --json run.pm | while read line; do …\n",
+        failed="the store can't be opened, a name is not in it",
     )
     watch.add_argument(
         "names",
@@ -207,6 +248,8 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         "list the stores in a directory, and whether a process writes each",
         "  pmstore top runs/\n",
         "the directory",
+        damaged="",
+        failed="the directory can't be read",
     )
     top.add_argument("--once", action="store_true", help="show the present state, and end")
 
@@ -216,6 +259,8 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
         "what this machine and a directory offer to stores, for bug reports",
         "  pmstore doctor .\n  pmstore doctor --json /dev/shm\n",
         "the directory",
+        damaged="",
+        failed="the directory can't be used",
     )
 
     if words[:1] == ["crash"]:

@@ -168,6 +168,12 @@ def count_text(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
+def status_text(worked: str, damaged: str, failed: str) -> str:
+    """The last part of a command's help: its exit statuses. damaged: "" for a command that has no such status."""
+    texts = {0: worked, 1: damaged, 2: f"{failed}, or the arguments are wrong"}
+    return "exit status:\n" + "".join(f"  {status}  {text}\n" for status, text in texts.items() if text)
+
+
 def name_text(name: str) -> str:
     """A name that can't affect a terminal: characters that aren't printable are escaped."""
     return name if name.isprintable() else "".join(c if c.isprintable() else ascii(c)[1:-1] for c in name)

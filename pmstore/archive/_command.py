@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from pmstore._display import aligned, count_text, lines_text, name_text, size_text
+from pmstore._display import aligned, count_text, lines_text, name_text, size_text, status_text
 from pmstore._errors import ArchiveDamagedError
 from pmstore._interchange.formats import FORMATS
 from pmstore._store.entrance import open as open_store
@@ -42,23 +42,35 @@ def add_parser(commands: Any) -> None:
     )
     of_archive = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
 
-    def add(name: str, command: Callable[[argparse.Namespace], int], text: str, example: str) -> Any:
+    def add(
+        name: str,
+        command: Callable[[argparse.Namespace], int],
+        text: str,
+        example: str,
+        *,
+        worked: str = "it worked",
+        failed: str = "the archive can't be opened, a version is not in it",
+    ) -> Any:
         sub = of_archive.add_parser(
             name,
             help=text,
             description=text[0].upper() + text[1:] + ".",
-            epilog=f"example:\n  pmstore archive {example}\n\n{_EXIT_STATUS}",
+            epilog=f"example:\n  pmstore archive {example}\n\n{status_text(worked, 'the archive is damaged', failed)}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         sub.add_argument("path", metavar="URL", help="a folder, or a URL of fsspec such as s3://bucket/run")
         sub.set_defaults(command=_without_extra(command), parser=sub)
         return sub
 
-    listing = add("list", list_, "the versions, oldest first", "list runs/archive")
+    unopened = "the archive can't be opened"
+    listing = add("list", list_, "the versions, oldest first", "list runs/archive", failed=unopened)
     listing.add_argument("-n", type=_number, default=None, metavar="N", help="only the newest N")
     listing.add_argument("--json", action="store_true", help="print JSON")
     listing.add_argument("--losses", action="store_true", help="also the error of each array that is approximated")
-    verifying = add("verify", verify, "read and check every object", "verify runs/archive")
+    sound = "the archive is sound"
+    verifying = add(
+        "verify", verify, "read and check every object", "verify runs/archive", worked=sound, failed=unopened
+    )
     verifying.add_argument("--json", action="store_true", help="print JSON")
     restoring = add("restore", restore, "make a store of a version", "restore runs/archive again.pm --version 120")
     restoring.add_argument("destination", metavar="DST", help="the new store, which must not exist")
@@ -81,7 +93,13 @@ def add_parser(commands: Any) -> None:
     exporting.add_argument("destination", metavar="DST", help="the new file or, for zarr, the new directory")
     exporting.add_argument("--version", type=_number, default=None, help="the newest unless given")
     exporting.add_argument("--format", choices=FORMATS, help="by default, what the name of DST ends in")
-    draining = add("drain", drain, "archive a store's commits until it is closed", "drain runs/archive run.pm")
+    draining = add(
+        "drain",
+        drain,
+        "archive a store's commits until it is closed",
+        "drain runs/archive run.pm",
+        failed="STORE can't be opened, the archive can't be written",
+    )
     draining.add_argument("store", metavar="STORE", help="the store's file; another process may write it")
     draining.add_argument(
         "--every", type=_number, default=1, metavar="N", help="at least N commits between two versions"

@@ -141,8 +141,8 @@ class NameMapping(MutableMapping[str, Any]):
     # ---- copies
 
     def __copy__(self) -> Any:
-        """The mapping itself: it stands for the store, as an open file stands for its contents. dict() copies the
-        contents."""
+        """The mapping itself: it stands for the store, as an open file stands for its contents. dict() has the live
+        arrays, and `Store.read` copies values."""
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:

@@ -132,7 +132,7 @@ class Store(Following):
 
     @property
     def sequence(self) -> int:
-        """The number of commits since the store was created."""
+        """The number of commits since the store was created. One without changes and without a note does not count."""
         with self._catalog.lock:
             return self._catalog.core.sequence
 

@@ -522,8 +522,7 @@ class Archive(Mapping[int, Version]):
                 raise ArchiveError(f"version {version} is in {archive.url}: forget it there")
         stay = {*self._tags.values(), *self._index.kept()[-1:]}
         if going & stay:
-            what = ", ".join(map(str, sorted(going & stay)))
-            raise ArchiveError(f"the newest version and tagged ones stay: {what}")
+            raise ArchiveError(f"the newest version and tagged ones stay: {', '.join(map(str, sorted(going & stay)))}")
         going |= outside(self._index, Keep.of(keep), time.time()) - stay
         if going:
             targets = [Target(place, dict(self._about)) for place in self._sources.places]
@@ -588,13 +587,14 @@ def restore(
     progress: Progress | None = None,
     **storage_options: Any,
 ) -> int:
-    """Restore a version of the archive in these places to a new store. `Archive.restore` has the details.
+    """Restore a version of the archive in these places to a new store. `path`, `version`, `progress` and the returned
+    value are those of `Archive.restore`. Raises its errors, and those of `open`.
 
     Parameters
     ----------
-    path, version, progress
-        As of `Archive.restore`.
     sources : sequence of str or path-like
         The places, in the order in which they are asked. Places that can't be reached are left out.
+    **storage_options
+        For fsspec, such as ``key`` and ``secret``.
     """
     return open(sources, **storage_options)._restored_or_older(path_of(path), version, progress)

@@ -21,11 +21,12 @@ from pmstore._values.as_json import to_json
 from pmstore._values.dtypes import descriptor_of, dtype_of
 from pmstore._values.values import decode, encode
 
-__all__ = ["ATTRIBUTES", "HINTS", "RESERVED", "VALUES", "Hints", "exact", "in_json", "json_of"]
+__all__ = ["ATTRIBUTES", "HINTS", "RESERVED", "VALUES", "Hints", "MaxShape", "exact", "in_json", "json_of"]
 
 VALUES = "__values__"  # where the values are that are no arrays
 ATTRIBUTES = "__attributes__"  # where attributes are, in formats that have none
 HINTS = "__pmstore__"
+MaxShape = tuple[int | None, ...] | None  # of an array that grows; None: of one that does not
 RESERVED = {f"{name}{end}" for name in (VALUES, ATTRIBUTES, HINTS) for end in ("", ".json")} | {"__metadata__"}
 
 
@@ -58,8 +59,8 @@ def exact(value: Any) -> bool:
 class Hints(NamedTuple):
     """The information that the readable forms in a file lose.
 
-    arrays: by name, the "order", whether it is "fixed", and its "dtype", where these are not the file's. values and
-    attributes: encodings. lists: the names of persistent lists.
+    arrays: by name, the "order", whether it is "fixed", its "dtype", where these are not the file's, and its "maxshape"
+    if it grows. values and attributes: encodings. lists: the names of persistent lists.
     """
 
     arrays: dict[str, dict[str, Any]]
@@ -70,22 +71,25 @@ class Hints(NamedTuple):
     @classmethod
     def of(
         cls,
-        arrays: Iterable[tuple[str, np.dtype[Any], np.dtype[Any], str, bool]],
+        arrays: Iterable[tuple[str, np.dtype[Any], np.dtype[Any], str, bool, MaxShape]],
         values: Mapping[str, Any],
         lists: list[str],
         attributes: Mapping[str, Mapping[str, Any]],
         every: bool,
         other: Container[tuple[str, str]] = (),
     ) -> Hints:
-        """arrays: name, dtype, the dtype that the file tells, order ("" if the file tells it), writeable. every: also
-        of values that JSON tells exactly. other: attributes that the file has in another form, by name and key."""
+        """arrays: name, dtype, the dtype that the file tells, order ("" if the file tells it), writeable, maxshape.
+        every: also of values that JSON tells exactly. other: attributes that the file has in another form, by name and
+        key."""
         about = {}
-        for name, dtype, told, order, writeable in arrays:
+        for name, dtype, told, order, writeable, maxshape in arrays:
             known: dict[str, Any] = {}
             if order == "F":
                 known["order"] = "F"
             if not writeable:
                 known["fixed"] = True
+            if maxshape is not None:
+                known["maxshape"] = list(maxshape)
             with contextlib.suppress(TypeError, ValueError):
                 if (descriptor := descriptor_of(dtype)) != descriptor_of(told):
                     known["dtype"] = descriptor

@@ -12,7 +12,7 @@ import numpy as np
 
 from pmstore._catalog.attributes import check_attribute_name
 from pmstore._errors import Error, InterchangeError, InvalidNameError, OutOfMemoryError
-from pmstore._interchange.forms import Hints
+from pmstore._interchange.forms import Hints, MaxShape
 
 __all__ = ["Found", "Stored", "Unsupported", "damage", "require"]
 
@@ -24,13 +24,14 @@ class Unsupported(TypeError):
 
 
 class Stored(NamedTuple):
-    """An array in a file. pieces: all elements, in `order`, in contiguous arrays."""
+    """An array in a file. pieces: all elements, in `order`, in contiguous arrays. maxshape: of an array that grows."""
 
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     order: str
     pieces: Callable[[], Pieces]
+    maxshape: MaxShape = None
 
 
 @dataclass

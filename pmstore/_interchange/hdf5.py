@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 
 from pmstore._errors import InterchangeError
-from pmstore._interchange.forms import ATTRIBUTES, HINTS, VALUES, Hints, in_json, json_of
+from pmstore._interchange.forms import ATTRIBUTES, HINTS, VALUES, Hints, MaxShape, in_json, json_of
 from pmstore._interchange.found import Found, Stored, Unsupported, damage, require
-from pmstore._interchange.source import PIECE, Described, Format, Place, Source, elsewhere, places
+from pmstore._interchange.source import PIECE, Described, Format, Place, Source, chunk_of, elsewhere, places
 from pmstore._interchange.text import as_text
 from pmstore._interrupts import later
 from pmstore._values.as_json import to_json
@@ -26,6 +26,7 @@ __all__ = ["Hdf5"]
 
 _INT64 = range(-(1 << 63), 1 << 63)
 _SCALARS = "biufc"
+_CHUNK, _LEAST_CHUNK = 1 << 20, 4096  # bytes of a chunk, at most (HDF5 caches no larger ones) and at least, about
 _OF_SCALES = {"CLASS", "NAME"}  # attributes of a dataset that is a scale of others, and
 _SCALES = "DIMENSION_LIST"  # those by which both refer to each other
 _REFERENCES = {_SCALES, "REFERENCE_LIST"}
@@ -50,7 +51,8 @@ _OF_NETCDF = {"_NCProperties", "_nc3_strict"}  # attributes of a file of netCDF-
 
 
 class Hdf5(Format):
-    """Written in the layout of HDF5 1.8, which has large attributes, contiguous and not compressed."""
+    """Written in the layout of HDF5 1.8, which has large attributes, not compressed, and contiguous but for arrays that
+    grow."""
 
     def prepare(self) -> None:
         _h5py()
@@ -166,11 +168,11 @@ def _write(h5py: Any, file: Any, sink: _Sink, source: Source) -> None:
         if 0 < one.nbytes <= PIECE:  # in one call, which is quicker
             data = _for_h5py(one.name, source.read(one), kind)
             with sink.use():
-                file.create_dataset(one.name, data=data, dtype=kind)
+                file.create_dataset(one.name, data=data, dtype=kind, **_growth(one))
             source.written(one.nbytes)
             continue
         with sink.use():
-            made = file.create_dataset(one.name, one.shape, kind)
+            made = file.create_dataset(one.name, one.shape, kind, **_growth(one))
         for place, piece in source.blocks(one, PIECE) if one.nbytes else ():
             data = _for_h5py(one.name, piece, kind)
             with sink.use():
@@ -189,6 +191,16 @@ def _write(h5py: Any, file: Any, sink: _Sink, source: Source) -> None:
         if document:
             with sink.use():
                 file.create_dataset(name, data=in_json(document))
+
+
+def _growth(one: Described) -> dict[str, Any]:
+    """The options of a dataset that h5py can resize as `append` grows the array."""
+    if one.maxshape is None:
+        return {}
+    rows, width = one.maxshape[0], math.prod(one.shape[1:]) * one.dtype.itemsize
+    least = max(one.shape[0], _LEAST_CHUNK // width)
+    shape = (least if rows is None else min(least, rows), *one.shape[1:])
+    return {"maxshape": one.maxshape, "chunks": chunk_of(one._replace(shape=shape), _CHUNK)}
 
 
 @functools.lru_cache(256)
@@ -368,7 +380,8 @@ def _dataset(h5py: Any, path: str, member: Any, name: str, found: Found, lengths
         if not member.ndim:
             found.values[name] = member.asstr()[()]
         else:
-            found.arrays.append(as_text(path, name, shape, lambda: _filled(member.asstr()[...], shape, str)))
+            text = as_text(path, name, shape, lambda: _filled(member.asstr()[...], shape, str))
+            found.arrays.append(text._replace(maxshape=_maxshape(member, shape)))
         return
     base, inner = member.dtype.subdtype or (member.dtype, ())  # each element may be an array
     dtype = _plain(h5py, base, name)
@@ -402,7 +415,14 @@ def _dataset(h5py: Any, path: str, member: Any, name: str, found: Found, lengths
                 member.read_direct(block, place)
                 yield block
 
-    found.arrays.append(Stored(name, (*shape, *inner), dtype, "C", pieces))
+    found.arrays.append(Stored(name, (*shape, *inner), dtype, "C", pieces, _maxshape(member, shape, inner)))
+
+
+def _maxshape(member: Any, shape: tuple[int, ...], inner: tuple[int, ...] = ()) -> MaxShape:
+    """The maxshape of a dataset that is an array that grows: its first axis may become longer, and no other one."""
+    if not shape or member.maxshape[0] == shape[0] or member.maxshape[1:] != shape[1:]:
+        return None
+    return (*member.maxshape, *inner)
 
 
 def _shape_in_netcdf(h5py: Any, member: Any, lengths: dict[Any, int]) -> tuple[int, ...]:

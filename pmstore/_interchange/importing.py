@@ -20,6 +20,7 @@ import numpy as np
 from pmstore._catalog.attributes import Attributes, all_of, check_new, put_all, what_of
 from pmstore._catalog.catalog import Catalog
 from pmstore._catalog.copying import Contents, put_copy
+from pmstore._catalog.growing import planned
 from pmstore._catalog.kinds import ARRAY
 from pmstore._catalog.names import key_of, parents
 from pmstore._core import FIXED, Entry
@@ -219,10 +220,16 @@ class _Import:
         order = "F" if "F" in (one.order, known.get("order")) else "C"
         if len(one.shape) < 2:
             order = "C"
+        writeable = known.get("fixed") is not True
         try:
-            return layout(one.shape, dtype, order, known.get("fixed") is not True)
+            fixed = layout(one.shape, dtype, order, writeable)
         except TypeError as error:
             raise TypeError(f"{one.name!r}: {error}") from error
+        for maxshape in one.maxshape, known.get("maxshape"):
+            with contextlib.suppress(TypeError, ValueError):  # it contradicts the array
+                if maxshape is not None:
+                    return planned(one.shape, dtype, order, writeable, maxshape)
+        return fixed
 
     def _exact_attributes(self) -> dict[str, dict[str, Any]]:
         """The attributes of imported names and of the groups above, by full name. Others are left out."""

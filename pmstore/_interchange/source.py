@@ -15,7 +15,7 @@ from pmstore._catalog.lists import PersistentList
 from pmstore._catalog.names import key_of
 from pmstore._core import pointer_to
 from pmstore._errors import UNSOUND, UnknownNameError, in_part, of
-from pmstore._interchange.forms import RESERVED, Hints
+from pmstore._interchange.forms import RESERVED, Hints, MaxShape
 from pmstore._store.reading import verify
 from pmstore._values.array import chunks, order_of
 from pmstore._values.as_json import to_json
@@ -24,7 +24,7 @@ from pmstore._values.tensors import array_of_tensor, is_tensor
 from pmstore._values.types import is_text
 from pmstore._values.values import encode
 
-__all__ = ["Described", "Format", "Place", "Progress", "Source", "free", "places", "whole_elements"]
+__all__ = ["Described", "Format", "Place", "Progress", "Source", "chunk_of", "free", "places", "whole_elements"]
 
 Progress = Callable[[int, int], object]
 Place = tuple[slice, ...]  # where a block is in an array
@@ -42,6 +42,7 @@ class Described(NamedTuple):
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    maxshape: MaxShape = None
 
     @property
     def little(self) -> np.dtype[Any]:
@@ -86,7 +87,7 @@ class Source:
             _check_name(name)
             if kind == "array":
                 described = mapping._layout(name)  # type: ignore[attr-defined]
-                self.arrays.append(Described(name, described.shape, described.dtype))
+                self.arrays.append(Described(name, described.shape, described.dtype, described.maxshape))
                 self._kept[name] = described.order, described.writeable
                 continue
             if kind == "object":
@@ -164,7 +165,7 @@ class Source:
     ) -> dict[str, Any]:
         """See `Hints`, in JSON. told: the dtype that the file tells; order: whether it does not tell the order."""
         arrays = (
-            (one.name, one.dtype, told(one), kept if order else "", writeable)
+            (one.name, one.dtype, told(one), kept if order else "", writeable, one.maxshape)
             for one in self.arrays
             for kept, writeable in (self._kept[one.name],)
         )
@@ -321,6 +322,17 @@ def places(shape: tuple[int, ...], itemsize: int, nbytes: int, chunks: tuple[int
     for index in np.ndindex(shape[:axis]):
         for at in range(0, shape[axis], step):
             yield *(slice(i, i + 1) for i in index), slice(at, min(at + step, shape[axis])), *rest
+
+
+def chunk_of(one: Described, nbytes: int) -> tuple[int, ...]:
+    """The shape of a chunk with so many bytes at most: rows, or a part of one."""
+    chunk = [max(1, n) for n in one.shape]
+    for axis in range(len(chunk)):
+        whole = math.prod(chunk) * one.dtype.itemsize
+        if whole <= nbytes:
+            break
+        chunk[axis] = max(1, chunk[axis] * nbytes // whole)
+    return tuple(chunk)
 
 
 def elsewhere(dtype: np.dtype[Any]) -> str:

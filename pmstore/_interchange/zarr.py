@@ -15,7 +15,7 @@ import numpy as np
 from pmstore._errors import InterchangeError
 from pmstore._interchange.forms import ATTRIBUTES, HINTS, VALUES, Hints
 from pmstore._interchange.found import Found, Stored, Unsupported, damage, require
-from pmstore._interchange.source import Described, Format, Source, elsewhere, places
+from pmstore._interchange.source import Described, Format, Source, chunk_of, elsewhere, places
 from pmstore._interchange.text import as_text
 from pmstore._values.as_json import to_json
 
@@ -83,7 +83,7 @@ class Zarr(Format):
             try:
                 # Chunks that equal the fill value are written, too: -0.0 equals 0.0.
                 config = {"write_empty_chunks": True}
-                options |= {"chunks": _chunk(one), "config": config, "attributes": about}
+                options |= {"chunks": chunk_of(one, _CHUNK), "config": config, "attributes": about}
                 made[one.name] = groups[above].create_array(last, shape=one.shape, dtype=one.little, **options)
                 again = zarr.open_array(os.path.join(path, one.name), mode="r")
                 told[one.name] = np.dtype(again.dtype)
@@ -253,17 +253,6 @@ def _unpacked(found: Any, kind: str) -> Any:
         return np.frombuffer(b"".join(parts), _PACKED[kind][0]).item()
     except (TypeError, ValueError):
         return found
-
-
-def _chunk(one: Described) -> tuple[int, ...]:
-    """The shape of a chunk: rows, or a part of one."""
-    chunk = [max(1, n) for n in one.shape]
-    for axis in range(len(chunk)):
-        nbytes = math.prod(chunk) * one.dtype.itemsize
-        if nbytes <= _CHUNK:
-            break
-        chunk[axis] = max(1, chunk[axis] * _CHUNK // nbytes)
-    return tuple(chunk)
 
 
 def _stored(path: str, name: str, member: Any) -> Stored:

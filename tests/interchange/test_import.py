@@ -381,6 +381,7 @@ def test_every_damaged_byte_is_survived(store: pmstore.Store, tmp_path: Path, fo
         pytest.skip("many files; zarr's own codecs are tested elsewhere")
     with pmstore.open(":memory:") as first:
         first.update({"x": np.arange(40.0), "g/i": np.arange(6, dtype="i2").reshape(2, 3), "v": {"a": 1}})
+        first.create_array("log", (3, 200), maxshape=(None, 200))
         first.attrs("x")["units"] = "K"
         pmstore.export(first, tmp_path / f"x.{form}")
     sound = (tmp_path / f"x.{form}").read_bytes()

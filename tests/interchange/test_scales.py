@@ -136,3 +136,6 @@ def test_unlimited_axes_of_netcdf(store: pmstore.Store, tmp_path: Path, monkeypa
     assert store["a"].tolist() == list(range(9)) and store["b"].tolist() == [0, 1] + [-5] * 7
     assert store["c"].tolist() == [[1.0] + [-5.0] * 8] * 2 and store["d"].tolist() == [[-5, -5]] * 9
     assert store["s"].tolist() == ["x"] + [""] * 8 and store["alone"].tolist() == [0, 1, 2]
+    assert store.append("d", [3, 4])[-2:].tolist() == [[-5, -5], [3, 4]]
+    with pytest.raises(TypeError, match="'c' has the fixed shape"):
+        store.append("c", [0.0] * 9)

@@ -9,6 +9,7 @@ import io
 import math
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -47,7 +48,8 @@ _FILLS = {  # netCDF's fill values, by kind and size
     "f4": 15.0 * 2.0**119,
     "f8": 15.0 * 2.0**119,
 }
-_OF_NETCDF = {"_NCProperties", "_nc3_strict"}  # attributes of a file of netCDF-4: at least one of them
+# Attributes of a file of netCDF-4, at least one of them. Its library hides them, and writes its own into another file.
+_OF_NETCDF = {"_NCProperties", "_nc3_strict"}
 
 
 class Hdf5(Format):
@@ -82,7 +84,7 @@ class Hdf5(Format):
                 except BlockingIOError:
                     text = "another process has it open for writing: import it when that has closed it, or a copy"
                     raise InterchangeError(f"{path!r} can't be read: {text}") from None
-                found = Found()
+                found = _Found(is_netcdf=not _OF_NETCDF.isdisjoint(file.attrs))
                 documents = {name: _document(h5py, file, name) for name in (VALUES, ATTRIBUTES, HINTS)}
                 found.values, found.attributes = documents[VALUES], documents[ATTRIBUTES]
                 found.hints = Hints.read(documents[HINTS])
@@ -294,6 +296,13 @@ def _texts(h5py: Any, found: list[str]) -> np.ndarray[Any, Any]:
 # ---- reading
 
 
+@dataclass
+class _Found(Found):
+    """is_netcdf: whether netCDF's library wrote the file."""
+
+    is_netcdf: bool = False
+
+
 def _address(h5py: Any, member: Any) -> tuple[int, Any]:
     about = h5py.h5o.get_info(member.id)
     return about.fileno, about.addr
@@ -327,7 +336,7 @@ def _look(
     path: str,
     group: Any,
     prefix: str,
-    found: Found,
+    found: _Found,
     seen: dict[Any, str],
     lengths: dict[Any, int],
     hidden: set[str],
@@ -361,7 +370,7 @@ def _look(
             found.left_out.append((name, f"{name!r} is a named type"))
 
 
-def _dataset(h5py: Any, path: str, member: Any, name: str, found: Found, lengths: dict[Any, int]) -> None:
+def _dataset(h5py: Any, path: str, member: Any, name: str, found: _Found, lengths: dict[Any, int]) -> None:
     if member.shape is None:
         found.left_out.append((name, f"{name!r} is a dataset without a shape"))
         return
@@ -374,8 +383,7 @@ def _dataset(h5py: Any, path: str, member: Any, name: str, found: Found, lengths
     except TypeError as error:
         raise Unsupported(f"{name!r} holds elements of a type of HDF5 that numpy lacks: {error}") from error
     found.attributes[name] = _attributes(h5py, member, name, found)
-    is_netcdf = not _OF_NETCDF.isdisjoint(found.attributes[""])
-    shape = _shape_in_netcdf(h5py, member, lengths) if is_netcdf else member.shape
+    shape = _shape_in_netcdf(h5py, member, lengths) if found.is_netcdf else member.shape
     if text is not None and text.length is None:
         if not member.ndim:
             found.values[name] = member.asstr()[()]
@@ -494,11 +502,10 @@ def _plain(h5py: Any, dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
         raise Unsupported(f"{name!r} holds {kind}, for which a store has no type") from error
 
 
-def _attributes(h5py: Any, member: Any, name: str, found: Found) -> dict[str, Any]:
+def _attributes(h5py: Any, member: Any, name: str, found: _Found) -> dict[str, Any]:
     """Those that HDF5 has no place for (see `_put_attributes`) are in `found` already."""
     known, hinted = dict(found.attributes.get(name, {})), found.hints.attributes.get(name, {})
     is_scale = _is_scale(h5py, member)
-    is_netcdf = not _OF_NETCDF.isdisjoint(found.attributes[""] if name else member.attrs)
     axes = getattr(member, "ndim", 0)
     labels = [""] * axes
     scales = [_last_part(member)] if is_scale and axes == 1 else labels
@@ -506,7 +513,8 @@ def _attributes(h5py: Any, member: Any, name: str, found: Found) -> dict[str, An
         if isinstance(key, bytes):
             found.left_out.append((name, f"the name of the attribute {_shown(key)!r} of {name!r} is not in UTF-8"))
             continue
-        if ((is_scale and key in _OF_SCALES) or key.startswith("_Netcdf4")) and key not in hinted:
+        hidden = (is_scale and key in _OF_SCALES) or key.startswith("_Netcdf4") or (not name and key in _OF_NETCDF)
+        if hidden and key not in hinted:
             continue
         try:
             value = member.attrs[key]
@@ -523,7 +531,7 @@ def _attributes(h5py: Any, member: Any, name: str, found: Found) -> dict[str, An
         elif key == _LABELS and isinstance(value, list) and len(value) == axes:
             labels = value
         else:
-            known[key] = _of_netcdf(value) if is_netcdf and key not in hinted else value
+            known[key] = _of_netcdf(value) if found.is_netcdf and key not in hinted else value
     names = [label or scale for label, scale in zip(labels, scales, strict=True)]
     if any(names):
         known.setdefault("dims", names)

@@ -86,7 +86,7 @@ def test_attributes_of_netcdf(store: pmstore.Store, tmp_path: Path) -> None:
         file["g/t"].attrs.update(units=np.bytes_("K"), one=np.arange(1))
     for name in ("x.nc", "x.h5"):
         pmstore.load_into(store, tmp_path / name)
-    assert store.attrs()["_NCProperties"].startswith("version=2")
+    assert not store.attrs()
     about = dict(store.attrs("t"))
     assert about.pop("range").tolist() == [0, 1]
     assert about == {
@@ -106,6 +106,24 @@ def test_attributes_of_netcdf(store: pmstore.Store, tmp_path: Path) -> None:
     with pmstore.open(":memory:") as again:
         pmstore.load_into(again, tmp_path / "again.h5")
         assert again.attrs("t")["mine"].shape == (1,) and type(again.attrs("t")["kept"]) is np.bytes_
+
+
+def test_attributes_that_netcdf_hides(store: pmstore.Store, tmp_path: Path) -> None:
+    """Its library shows none of them, and xarray can't write them into another file of netCDF. Those of a store, which
+    an export wrote, stay."""
+    with h5py.File(tmp_path / "x.nc", "w") as file:
+        file.attrs.update(_NCProperties=np.bytes_("version=2"), _nc3_strict=np.array([1], "i4"), title=np.bytes_("t"))
+        file["g/x"] = np.arange(3)
+        file["g/x"].attrs["_nc3_strict"] = "mine"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pmstore.load_into(store, tmp_path / "x.nc")
+    assert dict(store.attrs) == {"title": "t"} and dict(store.attrs("g/x")) == {"_nc3_strict": "mine"}
+    store.attrs["_NCProperties"] = "version=2"
+    pmstore.export(store, tmp_path / "x.h5")
+    with pmstore.open(":memory:") as again:
+        pmstore.load_into(again, tmp_path / "x.h5")
+        assert dict(again.attrs) == {"title": "t", "_NCProperties": "version=2"}
 
 
 def test_unlimited_axes_of_netcdf(store: pmstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

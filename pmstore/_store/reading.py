@@ -73,13 +73,16 @@ def read(reader: Reader, asked: list[Selection], newest: Core | None) -> list[An
 
 def consistently(look: Callable[[], T], refresh: Callable[[], object]) -> T:
     """The result of a function that reads one commit of a store. If a later commit has changed its data, the store goes
-    to the newest commit, and the function is called again."""
+    to the newest commit, and the function is called again. Raises StaleSnapshotError after many times."""
     for _ in range(_ATTEMPTS - 1):
         try:
             return look()
         except StaleSnapshotError:
             refresh()
-    return look()
+    try:
+        return look()
+    except StaleSnapshotError as error:
+        raise StaleSnapshotError("the store changes too quickly: try again when fewer commits come") from error
 
 
 def verify(catalog: Catalog, name: str) -> None:

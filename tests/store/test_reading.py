@@ -16,8 +16,9 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore import _cli, _dump
 from pmstore._snapshot import Snapshot
-from pmstore._store import following
+from pmstore._store import following, reading
 from pmstore._values import values
 from tests.conftest import run_in_fork
 from tests.support.interrupting import signalled_at
@@ -354,3 +355,35 @@ def test_interrupts_leave_no_descriptors(writer: pmstore.Store) -> None:
     while signalled_at(number := number + 1, reads):
         assert descriptors() == before, number
     assert number > 100
+
+
+@pytest.mark.parametrize("words", [["check"], ["dump"], ["dump", "--json", "a"]], ids=" ".join)
+def test_commands_beside_a_writer_that_is_too_quick(
+    writer: pmstore.Store, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """They begin again with the newest commit, and give up at last. Their message names no methods of Python."""
+    writer["a"] = np.zeros(1 << 17)
+    writer.commit()
+    left = 3
+
+    def hasty(look: Callable[..., Any]) -> Callable[..., Any]:
+        def changed(*arguments: Any) -> Any:
+            nonlocal left
+            left -= 1
+            for _ in range(3 if left >= 0 else 0):
+                writer["a"][...] += 1
+                writer.commit()
+            return look(*arguments)
+
+        return changed
+
+    monkeypatch.setattr(pmstore.Store, "check", hasty(pmstore.Store.check))
+    monkeypatch.setattr(_dump, "_found", hasty(_dump._found))
+    command = [words[0], str(writer.path), *words[1:]]
+    assert _cli.main(command) == 0 and left == -1
+    capsys.readouterr()
+    left = 3
+    monkeypatch.setattr(reading, "_ATTEMPTS", left)
+    assert _cli.main(command) == 2 and left == 0
+    text = f"pmstore: {writer.path}: the store changes too quickly: try again when fewer commits come\n"
+    assert capsys.readouterr() == ("", text)

@@ -327,9 +327,9 @@ class StreamsTaken:
 
     def __enter__(self) -> None:
         with registry_lock:
+            for _ in [number for number in range(_FIRST_FD) if not _is_open(number)]:
+                self._fillers.append(os.memfd_create("closed stream"))
             StreamsTaken._inside += 1
-            closed = [number for number in range(_FIRST_FD) if not _is_open(number)]
-            StreamsTaken._fillers += [os.memfd_create("closed stream") for _ in closed]
 
     def __exit__(self, *error: object) -> None:
         with registry_lock:

@@ -153,13 +153,23 @@ def fixed_array(kind: Any, values: Any, missing: Any) -> Any:
 # ---- polars
 
 
+_SHORT = 32  # bytes of a text, in the mean: with their end at most two and a half times a view
 _OBJECTS = b"POLARS_EXTENSION_TYPE"  # polars' name for columns of Python objects, by their addresses in memory
 
 
-def _stream_of(frame: Any) -> Any:
+def _stream_of(frame: Any, level: Any = None) -> Any:
     out = io.BytesIO()
-    frame.write_ipc_stream(out, compat_level=sys.modules["polars"].CompatLevel.oldest())  # text as bytes and ends
+    frame.write_ipc_stream(out, compat_level=level)
     return _bytes(out.getbuffer())
+
+
+def _column_stream(series: Any) -> Any:
+    """A column as a stream. Short texts are bytes and ends in it, which are smaller than polars' views of them, and
+    quicker to read. Views of long texts may share them."""
+    lib, level = sys.modules["polars"], None
+    if series.dtype == lib.String and (series.str.len_bytes().mean() or 0) <= _SHORT:
+        level = lib.CompatLevel.oldest()
+    return _stream_of(series.to_frame(), level)
 
 
 def _read(contents: bytes) -> Any:
@@ -191,7 +201,7 @@ def _frame_parts(frame: Any) -> PartDict:
         physical = _physical(series.dtype)
         if physical is None:
             parts["kinds"].append("stream")
-            parts[name] = _stream_of(series.to_frame())
+            parts[name] = _column_stream(series)
             continue
         parts["kinds"].append("fixed")
         values = series.cast(physical) if series.dtype != physical else series

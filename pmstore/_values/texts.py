@@ -22,7 +22,7 @@ PartDict = dict[str, Any]
 def list_parts(texts: Sequence[str | None], name: str, parts: PartDict) -> None:
     """Adds the parts of a list of texts, where None is missing: name, .ends, and .missing if there are such."""
     missing, found = None, texts
-    if None in texts:
+    if any(map(operator.is_, texts, itertools.repeat(None))):
         missing = np.fromiter(map(operator.is_, texts, itertools.repeat(None)), bool, len(texts))
         found = ["" if text is None else text for text in texts]
     data = "".join(found).encode("utf-8", "surrogatepass")  # type: ignore[arg-type]
@@ -41,7 +41,7 @@ def arrow_parts(array: Any, name: str, parts: PartDict) -> None:
     _, offsets, data = whole.buffers()
     ends = np.zeros(1, np.int64)
     if offsets is not None and len(whole):
-        ends = np.frombuffer(offsets, np.int64)[whole.offset : whole.offset + len(whole) + 1]
+        ends = np.frombuffer(offsets, np.int64, len(whole) + 1, whole.offset * 8)  # it may be padded
     content = np.frombuffer(data, np.uint8) if data is not None else np.empty(0, np.uint8)
     missing = np.asarray(whole.is_null()) if whole.null_count else None
     _add(content[ends[0] : ends[-1]], ends - ends[0], missing, name, parts)

@@ -206,6 +206,25 @@ def test_hostile_tables(store: Any, package: str) -> None:
     assert store["f"] is not None
 
 
+def test_texts_that_rows_share_are_stored_once(tmp_path: Any) -> None:
+    polars = pytest.importorskip("polars")
+    about = polars.DataFrame({"about": ["x" * 10_000]})
+    frame = polars.DataFrame({"id": range(2000)}).join(about, how="cross")
+    with pmstore.open(tmp_path / "store.pm") as store:
+        store["f"] = frame
+        store.commit()
+        assert store["f"].equals(frame)
+        assert store.stats().bytes_written < 1 << 20
+
+
+def test_an_arrow_array_with_padding(store: Any) -> None:
+    arrow = pytest.importorskip("pyarrow")
+    offsets = arrow.py_buffer(np.array([0, 1, 3], np.int64).tobytes() + b"\xff" * 5)
+    array = arrow.Array.from_buffers(arrow.large_string(), 2, [None, offsets, arrow.py_buffer(b"abcd")])
+    store["f"] = arrow.table({"a": array})
+    assert store["f"]["a"].to_pylist() == ["a", "bc"]
+
+
 def test_a_text_that_is_no_text(tmp_path: Any) -> None:
     """It could not be read again."""
     arrow = pytest.importorskip("pyarrow")

@@ -25,24 +25,33 @@ __all__ = ["deliver", "later"]
 
 _SIGNALS = sorted(valid_signals())
 
+
+class _Note:
+    """The handler of a signal while the handler of the program does not run."""
+
+    __slots__ = ("handler",)
+
+    def __init__(self, handler: Callable[[int, FrameType | None], Any]) -> None:
+        self.handler = handler
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        _noted.append((self, number, frame))
+        if not _depth:  # a program that changed the handler in `later` has given this one back
+            deliver()
+
+
 _depth = 0  # of the contexts that the main thread is in
 _main = threading.main_thread().ident
 _found: list[Any] = []  # the handler of each signal, when they were last looked at
-_own: list[tuple[int, int, Any]] = []  # those of the program among them: place in `_found`, number, handler
-_handlers: dict[int, Callable[[int, FrameType | None], Any]] = {}  # all that the program has had
-_noted: list[tuple[int, FrameType | None]] = []
-
-
-def _note(number: int, frame: FrameType | None) -> None:
-    _noted.append((number, frame))
-    if not _depth:  # a program that changed the handler in `later` has given this one back
-        deliver()
+_own: list[tuple[int, int, _Note]] = []  # those of the program among them: place in `_found`, number, what notes it
+_noted: list[tuple[_Note, int, FrameType | None]] = []
 
 
 def _look(found: list[Any]) -> None:
-    """Note the handlers of the program."""
+    """Note the handlers of the program. One that was left or given back as what notes it counts as itself."""
     global _found, _own
-    own = [(at, _SIGNALS[at], one) for at, one in enumerate(found) if callable(one) and one is not _note]
+    found = [one.handler if type(one) is _Note else one for one in found]
+    own = [(at, _SIGNALS[at], _Note(one)) for at, one in enumerate(found) if callable(one)]
     _found, _own = found, own
 
 
@@ -58,22 +67,22 @@ def deliver() -> None:
     """Run the handlers of the signals that came since `later` was entered. They may raise; the others run all the
     same."""
     while _noted and get_ident() == _main:
-        number, frame = _noted.pop(0)
+        note, number, frame = _noted.pop(0)
         try:
-            _handlers[number](number, frame)
+            note.handler(number, frame)
         except BaseException:
             deliver()
             raise
 
 
-def _restore() -> None:
+def _restore(own: list[tuple[int, int, _Note]]) -> None:
     """Give the program its handlers back. Those that are back may run in between, and raise."""
     try:
-        for number, handler in list(_handlers.items()):  # a handler may add to them
-            if getsignal(number) is _note:
-                signal(number, handler)
+        for _, number, _ in own:
+            if type(note := getsignal(number)) is _Note:
+                signal(number, note.handler)
     except BaseException:
-        _restore()
+        _restore(own)
         raise
 
 
@@ -93,8 +102,8 @@ class later:
         # Too deep a recursion fails here, before anything is changed: what follows takes no more frames.
         # There are 62 signals, and nearly always the same handlers as before.
         found = [*map(getsignal, _SIGNALS)]
-        for at, _, handler in _own:
-            if found[at] is not handler:  # though it may equal it
+        for at, _, note in _own:
+            if found[at] is not note.handler:  # though it may equal it
                 _look(found)
                 break
         else:
@@ -102,9 +111,8 @@ class later:
                 _look(found)
         _depth = 1
         try:  # no handler runs between the line above and this one, as nothing is called
-            for _, number, handler in _own:
-                _handlers[number] = handler
-                signal(number, _note)
+            for _, number, note in _own:
+                signal(number, note)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -120,7 +128,7 @@ class later:
         elif _depth:  # 0: another thread entered, and this is the main one of a fork
             _depth = 0
             try:
-                _restore()
+                _restore(_own)
             finally:
                 if _noted:
                     deliver()
@@ -133,7 +141,7 @@ def _after_fork() -> None:
         _main = get_ident()
         _depth = 0
         _noted.clear()
-        _restore()
+        _restore(_own)
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -184,6 +184,8 @@ def test_a_handler_that_progress_has_changed_and_that_comes_back_later(store: pm
         found.append(signal.signal(signal.SIGINT, signal.SIG_IGN))
 
     pmstore.load_into(store, tmp_path / "x.npz", progress=progress)
+    signal.signal(signal.SIGINT, lambda *_: None)  # a change of a store sees it
+    store["y"] = 1
     signal.signal(signal.SIGINT, found[0])
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)

@@ -26,7 +26,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from pmstore import _core
 from pmstore._errors import StoreIOError, StoreLockedError, refused
@@ -40,18 +40,20 @@ __all__ = [
     "OpenedHere",
     "Options",
     "SourceFile",
-    "StreamsTaken",
     "flock",
     "flock_now",
     "inode_of",
     "is_leased",
     "lock",
+    "off_streams",
     "open_file",
     "refuse_if_noted",
     "registry_lock",
     "sweep",
     "tell_pid",
 ]
+
+T = TypeVar("T")
 
 LOCK_BYTE = 1 << 62
 _PID_BYTE = _core.PID_BYTE  # leases are behind it; forks from 2**32 behind the lock on (csrc/space/region_fork.c)
@@ -249,7 +251,8 @@ class FileLock(Held):
 
     def forget(self) -> None:
         """A forked process calls this: the lock is the parent's."""
-        os.close(self._lock_fd)
+        with contextlib.suppress(OSError):  # the program has closed it
+            os.close(self._lock_fd)
 
     def _is_noted(self) -> bool:
         return self in _registry.get(self.inode, ())
@@ -314,28 +317,32 @@ class SourceFile(Held):
 
 def open_file(path: str, flags: int, mode: int = 0o777) -> int:
     """A descriptor of a file, with no number of a standard stream."""
-    with StreamsTaken():
-        return os.open(path, flags | os.O_CLOEXEC, mode)
+    fd = off_streams(lambda: os.open(path, flags | os.O_CLOEXEC, mode))
+    if fd >= _FIRST_FD:
+        return fd
+    try:  # the stream was closed in between
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST_FD)
+    finally:
+        os.close(fd)
+        tell_pid()
 
 
-class StreamsTaken:
-    """A context in which no new descriptor gets the number of a standard stream. A program that has closed its standard
-    output and still prints, perhaps in another thread, would otherwise print into a store."""
-
-    _fillers: ClassVar[list[int]] = []
-    _inside = 0
-
-    def __enter__(self) -> None:
-        with registry_lock:
-            for _ in [number for number in range(_FIRST_FD) if not _is_open(number)]:
-                self._fillers.append(os.memfd_create("closed stream"))
-            StreamsTaken._inside += 1
-
-    def __exit__(self, *error: object) -> None:
-        with registry_lock:
-            StreamsTaken._inside -= 1
-            while self._fillers and not StreamsTaken._inside:
-                os.close(self._fillers.pop())
+def off_streams(make: Callable[[], T]) -> T:
+    """What a function makes, whose descriptors do not get the numbers of standard streams that are closed. A program
+    that has closed its standard output and still prints, perhaps in another thread, would otherwise print into a
+    store."""
+    fillers: list[int] = []
+    try:
+        for number in range(_FIRST_FD):
+            if not _is_open(number):
+                with contextlib.suppress(OSError):
+                    fillers.append(os.open("/", os.O_PATH | os.O_CLOEXEC))  # a write to it fails, as to a closed one
+        return make()
+    finally:
+        for filler in fillers:
+            with contextlib.suppress(OSError):  # the program has closed it, or put its own stream in its place
+                if os.path.samestat(os.fstat(filler), os.stat("/")):
+                    os.close(filler)
 
 
 def _is_open(fd: int) -> bool:

@@ -18,6 +18,7 @@ from abc import ABC, abstractmethod
 from typing import Any
 
 from pmstore._errors import ArchiveError
+from pmstore._store.held import open_file
 
 __all__ = ["Group", "LocalGroup", "group_of"]
 
@@ -138,7 +139,7 @@ class LocalGroup(Group):
     def _leave(self, message: bytes) -> None:
         self._round += 1
         path = self._path(self.rank)
-        with open(path, "wb") as file:
+        with open(open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666), "wb") as file:
             file.write(message)
         self._own.append(path)
 
@@ -174,7 +175,7 @@ class _Fifos:
         path = os.path.join(self._folder, name)
         with contextlib.suppress(FileExistsError):
             os.mkfifo(path, 0o600)
-        return os.open(path, flags | os.O_CLOEXEC)
+        return open_file(path, flags)
 
     def wait(self, timeout: float) -> None:
         deadline = time.monotonic() + timeout

@@ -25,7 +25,7 @@ from typing import Any
 
 from pmstore._errors import WorkersLostError
 from pmstore._interrupts import later
-from pmstore._store.held import StreamsTaken
+from pmstore._store.held import off_streams
 from pmstore.scale._engine import Engine
 from pmstore.scale._frames import Incoming, send
 from pmstore.scale._holder import Function
@@ -75,9 +75,9 @@ class Processes(Engine):
         self._lost: list[Lost] = []  # by processes that were replaced because they did not answer
         self._pickled = _Pickled()
         pieces = packed_apart(tuple(shards), "the shards")
-        with StreamsTaken():
-            self._shared_file = os.memfd_create("pmstore-shards")
-        self._opened.callback(os.close, self._shared_file)
+        with later():
+            self._shared_file = off_streams(lambda: os.memfd_create("pmstore-shards"))
+            self._opened.callback(os.close, self._shared_file)
         _write_pieces(self._shared_file, pieces)
         self._count = min(self._workers, len(shards))
         for number in range(self._count):
@@ -178,8 +178,7 @@ class _Place:
         self._generation += 1
         self.name = f"worker {self._number}" + (f", process {self._generation + 1}" if self._generation else "")
         with later():  # an interrupt in Popen would leave a process that nobody waits for
-            with StreamsTaken():  # what maps print would go to the other end
-                self.connection, theirs = socket.socketpair()
+            self.connection, theirs = off_streams(socket.socketpair)
             self._opened.enter_context(self.connection)
             with theirs:
                 self._process = self._start(self.name, theirs)

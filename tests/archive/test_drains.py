@@ -151,7 +151,6 @@ def test_a_readers_drain_when_another_file_has_taken_the_place(how: str, tmp_pat
         store.commit()
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        warnings.simplefilter("ignore", ResourceWarning)  # of what other tests have left
         if how == "wait":
             with pytest.raises(pmstore.StaleSnapshotError, match="another store has taken the place"):
                 drain.wait()

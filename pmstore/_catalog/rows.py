@@ -21,6 +21,8 @@ def filling(fill_value: Any, described: Layout) -> Array | bytes:
     array that can't be broadcast to the shape."""
     if is_tensor(fill_value):
         fill_value = array_of_tensor(fill_value)
+    if isinstance(fill_value, np.ma.MaskedArray):
+        raise TypeError("fill_value is a masked array: store data and mask as two arrays")
     if isinstance(fill_value, np.ndarray) and fill_value.ndim:
         given = fill_value.astype(described.dtype, copy=False)
         try:

@@ -223,7 +223,7 @@ class State:
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"two fields have the same name: {', '.join(twice)}")
         if taken := sorted(filter(_is_taken, names)):
-            raise ValueError(f"the fit itself uses a name, so that no field can have it: {', '.join(taken)}")
+            raise ValueError(f"names that the fit itself uses, so that no field can have them: {', '.join(taken)}")
         set_slot = super().__setattr__
         set_slot("_fields", fields)
         set_slot("_group", None)

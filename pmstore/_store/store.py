@@ -481,13 +481,15 @@ class Store(Following):
                     self._end_drains()
                 raise
             return
-        if isinstance(error, UnknownNameError):
-            str(error)  # now: its hint asks the store
-        try:  # if the store is closed inside its own transaction, that transaction can't continue
-            self._leave_by(lambda: self._roll_back_and_give_back(kind, error, traceback))
+        try:
+            if isinstance(error, UnknownNameError):
+                str(error)  # now: its hint asks the store
         finally:
-            if self.closed:
-                self._end_drains()
+            try:  # if the store is closed inside its own transaction, that transaction can't continue
+                self._leave_by(lambda: self._roll_back_and_give_back(kind, error, traceback))
+            finally:
+                if self.closed:
+                    self._end_drains()
 
     def __del__(self) -> None:
         # The store is not open: opening failed before the last attribute was set, or it was closed.

@@ -181,6 +181,8 @@ def test_create_array_from_data(store: Any) -> None:
         store.create_array("h")
     with pytest.raises(TypeError, match="masked"):
         store.create_array("h", data=np.ma.masked_array([1, 2], [True, False]))
+    with pytest.raises(TypeError, match="masked"):
+        store.create_array("h", 2, fill_value=np.ma.masked_array([1, 2], [True, False]))
     with pytest.raises(TypeError):
         store.create_array("h", data=[object()])
     with pytest.raises(ValueError):

@@ -108,6 +108,20 @@ def test_an_interrupt_anywhere_leaves_no_transaction_behind(store, nested, faili
     assert store.sequence > 1 or failing
 
 
+def test_an_interrupt_while_the_hint_of_an_unknown_name_is_made(tmp_path):
+    class Interrupted(pmstore.UnknownNameError):
+        def __str__(self):
+            raise KeyboardInterrupt
+
+    path = tmp_path / "store.pm"
+    with pytest.raises(KeyboardInterrupt), pmstore.open(path) as store:
+        store["new"] = 1
+        raise Interrupted("x")
+    assert store.closed
+    with pmstore.open(path) as store:
+        assert list(store) == []
+
+
 def test_nothing_of_python_runs_after_a_transaction_was_left(store):
     """An interrupt in what runs when an object dies is reported and lost."""
     last = None

@@ -58,6 +58,21 @@ def test_no_rows_are_looked_for_by_keys_over_the_limit(core: Core) -> None:
             next(rows)
 
 
+def test_a_call_copies_out_all_rows_that_fit(core: Core) -> None:
+    for number in range(200):
+        core.put(b"s%03d" % number, Entry(0, 0, 1, 0, b"x" * 50))
+    rows, used = ffi.new("uint8_t[]", 50_000), ffi.new("size_t *")
+
+    def copied_out(room: int) -> int:
+        assert lib.pm_scan(core._store, b"s", 1, 0, b"s", 1, rows, room, used) == lib.PM_OK
+        return int(used[0])
+
+    row = copied_out(50_000) // 200
+    assert row >= 54, "each has its key and 50 bytes"
+    for fit in (60, 199, 200):
+        assert [copied_out(fit * row + more) for more in (0, row - 1)] == [fit * row] * 2
+
+
 def test_the_longest_key_is_a_key(core: Core) -> None:
     key = b"k" * KEY_MAX
     core.put(key, Entry(0, 0, 1, 0, b"v" * META_MAX))

@@ -93,6 +93,21 @@ def test_a_full_log_is_emptied_for_what_is_written_whole(store):
         assert np.array_equal(again["x"], x)
 
 
+@pytest.mark.parametrize("parts", [(1, 1, 1, 1), (1, 0.01, 1, 0.01, 1, 1, 1, 1)])
+def test_one_commit_that_changes_all_of_it_gives_no_second_slot(store, parts):
+    """A second slot is there after two such commits in a row; at once if the array is larger than the log ("file")."""
+    x = store.create_array("x", double_buffered_length(store), "f8")
+    store.commit()
+    whole = []
+    for part in parts:
+        before = store.stats().bytes_direct
+        x[: int(part * x.size)] += 1
+        store.commit()
+        whole.append(store.stats().bytes_direct - before >= x.nbytes)
+    changed = [part == 1 for part in parts]
+    assert whole == (changed if store.media == "file" else [False] * (len(parts) - 2) + [True] * 2)
+
+
 def test_what_does_not_change_is_not_written(store):
     make_double_buffered(store)
     store["epoch"] = 1

@@ -361,6 +361,15 @@ def test_recovery_gives_up_nothing_for_a_bad_block(disk: BadDisk, part: str, mod
     in_child(use)
 
 
+@pytest.mark.parametrize("copy", [0, 1])
+def test_a_header_copy_is_mended_even_if_the_log_can_not_be_read(disk: BadDisk, copy: int) -> None:
+    disk.spoil("s", copy, crashed(disk.behind / "s")["body"])
+    in_child(lambda: refused(lambda: pmstore.open(disk.mount / "s", "r+", media="file"), "the log"))
+    shutil.copy(disk.behind / "s", disk.behind / "t")
+    disk.spoil("t", 1 - copy)
+    in_child(lambda: pmstore.open(disk.mount / "t", "r", media="file", exclusive=True).close())
+
+
 def test_an_image_that_the_log_covers_is_written_anew(disk: BadDisk) -> None:
     """A page that a crash left half written must only be readable for a process that may not write it."""
     pages = crashed(disk.behind / "store.pm")

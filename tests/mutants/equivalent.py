@@ -1,5 +1,6 @@
-"""Generated mutants that no test can notice: their lines, and the reasons. equivalent_media.py,
-equivalent_reader.py and equivalent_space.py have those of csrc/media, csrc/reader and csrc/space."""
+"""Generated mutants that no test can notice: their lines, and the reasons. equivalent_commit.py,
+equivalent_media.py, equivalent_reader.py and equivalent_space.py have those of csrc/commit and csrc/log, csrc/media,
+csrc/reader and csrc/space."""
 
 from __future__ import annotations
 
@@ -32,30 +33,6 @@ ELSEWHERE = {
 
 EQUIVALENT = [
     Equivalent(
-        "csrc/commit/direct.c",
-        "extent->hashes[block] = pm_extent_block_hash(region, copy, length, extent->offset + at);",
-        "The commit hashes a block whose hash is not known, from the bytes in its place.",
-        "(void)0",
-    ),
-    Equivalent(
-        "csrc/commit/direct.c",
-        "for (; status == PM_OK && done < length; done += chunk - done % chunk)",
-        "Once more, a write of no bytes.",
-        "done <= length",
-    ),
-    Equivalent(
-        "csrc/commit/direct.c",
-        "for (uint64_t i = 0; i < some; i++)",
-        "The hashes of all pages but the first stay unknown, and the commit makes them.",
-        "i--",
-    ),
-    Equivalent(
-        "csrc/commit/gather.c",
-        "s.in_place = extent->scan < PM_SCAN_CHANGED;",
-        "Whether pages are compared before or after they are copied: what is found equal is left out in either way.",
-        "<= PM_SCAN_CHANGED",
-    ),
-    Equivalent(
         "csrc/dirty/tracker.c",
         "return scan(tracker, from, length, how, NULL) >= 0;",
         "Where all pages are in memory, none is filled. Later scans then also ask for that, which only takes longer.",
@@ -82,52 +59,10 @@ EQUIVALENT = [
         "cell->length >= PM_REGION_LIMIT",
     ),
     Equivalent(
-        "csrc/commit/uncommitted.c",
-        "size_t room = all->room ? 2 * all->room : 64;",
-        "How much memory is taken at first.",
-        ": (64",
-    ),
-    Equivalent(
-        "csrc/log/writer.c",
-        "hash_pieces(writer, end / PM_PIECE * PM_PIECE);",
-        "What is not hashed while the record is gathered is hashed when the stage is let go of, or at the end.",
-        "hash_pieces(writer",
-    ),
-    Equivalent(
-        "csrc/commit/pending.c",
-        "if (rows->room - rows->length < PM_PAGE) {",
-        "The list grows a row earlier.",
-        "<= PM_PAGE",
-    ),
-    Equivalent(
-        "csrc/commit/transaction.c",
-        "size_t count = 0;",
-        "Finding the candidates sets it.",
-        function="pm_transaction_commit",
-    ),
-    Equivalent(
-        "csrc/commit/write_back.c",
-        "continue;",
-        "The thread ends, and the next call does what it would have done.",
-        function="write_back_thread",
-    ),
-    Equivalent(
-        "csrc/commit/pending.c",
-        "int order = i == now->count ? 1 : k == before->count ? -1 : by_key(&now->list[i], &before->list[k]);",
-        "Of the order only the sign counts.",
-        "(1 + 1)",
-    ),
-    Equivalent(
         "csrc/store/store.c",
         'return pm_fail(PM_INVALID, "the prefix must have 1 to %d bytes", PM_KEY_MAX);',
         "The Python side, which alone calls it, asks for no such prefix.",
         "(void)0;",
-    ),
-    Equivalent(
-        "csrc/commit/checkpoint.c",
-        "store->log_use.commits = 0;",
-        "How rare checkpoints are, among 1,500 commits: only times depend on it.",
-        "(0 + 1)",
     ),
     Equivalent(
         "csrc/dirty/policy.c",
@@ -139,30 +74,6 @@ EQUIVALENT = [
         "pmstore/_resume/partial_fit.py",
         "self._nodes = nodes",
         "What the store has already is written again: only times depend on it.",
-    ),
-    Equivalent(
-        "csrc/log/log.c",
-        "return taken < log->header.log_size ? log->header.log_size - taken : 0;",
-        "Where both are the same, the difference is 0 as well.",
-        "taken <= log",
-    ),
-    Equivalent(
-        "csrc/commit/async.c",
-        "if (!async->hurried && store->log.head > store->log.header.log_size / 2) {",
-        "When a background sync begins: only times depend on it.",
-        "log_size * 2",
-    ),
-    Equivalent(
-        "csrc/commit/direct.c",
-        "if (chunk > length && !paged) chunk = length;",
-        "The pattern is repeated in more memory than is needed, and no more than the length is written.",
-        "(void)0;",
-    ),
-    Equivalent(
-        "csrc/commit/direct.c",
-        "if (!length) return PM_OK;",
-        "Where nothing is to be filled, what follows writes nothing.",
-        "(void)0;",
     ),
     Equivalent(
         "pmstore/_resume/loop.py",
@@ -207,13 +118,6 @@ EQUIVALENT = [
         "learned->balance >= cost_of_change(learned)",
     ),
     Equivalent(
-        "csrc/commit/only.c",
-        "bool readable = buffer->readable || "
-        "pm_region_comparable(region, buffer->offset, place, buffer->length) == PM_OK;",
-        "Each page is asked instead, with the same answers.",
-        "buffer->readable && pm_region",
-    ),
-    Equivalent(
         "csrc/dirty/policy.c",
         "learned->balance = 0;",
         "One nanosecond of an estimate, which only costs of 20 µs and more are compared with.",
@@ -238,40 +142,10 @@ EQUIVALENT = [
         "(void)0;",
     ),
     Equivalent(
-        "csrc/commit/write_slots.c",
-        "return (lines * i / PM_DOUBLE_BUFFER_SAMPLES + lines / (2 * PM_DOUBLE_BUFFER_SAMPLES)) * PM_LINE;",
-        "Other lines are sampled; the last is behind the contents, in the hashes of the same extent.",
-        "((2 - 1) *",
-    ),
-    Equivalent(
-        "csrc/commit/async.c",
-        "async->hurried = true;",
-        "The thread is woken once more, for a time that has been set already.",
-        "false",
-    ),
-    Equivalent(
-        "csrc/commit/gather.c",
-        "__builtin_prefetch(region->committed + committed + pm_extent_table(length) + 8 * (at / PM_PAGE));",
-        "A prefetch of another address does nothing that a program could notice.",
-        "region->committed - committed",
-    ),
-    Equivalent(
         "csrc/base/schedule.c",
         "sem_init(&routine->go, 0, 0);",
         "calloc has made the semaphore zeros, which is what glibc makes of it.",
         "(void)0;",
-    ),
-    Equivalent(
-        "csrc/commit/readers.c",
-        "if (readers->ignored_for > IGNORED_MOST) readers->ignored_for = IGNORED_MOST;",
-        "The most becomes the most.",
-        ">= IGNORED_MOST",
-    ),
-    Equivalent(
-        "csrc/commit/readers.c",
-        "return is_locked(fd, bytes + (last < most ? 0 : last - most), bytes + last);",
-        "Where the clock shows just this time, both ways begin at 0.",
-        "last <= most",
     ),
     Equivalent(
         "csrc/recovery/recovery.c",
@@ -468,69 +342,6 @@ EQUIVALENT = [
         "(1 + 1)",
     ),
     Equivalent(
-        "csrc/log/writer.c",
-        "if (writer->overflow || writer->status != PM_OK) writer->used = 0, writer->last_range = 0;",
-        "After a failure, what is in the stage does not matter.",
-        "(0 + 1)",
-    ),
-    Equivalent(
-        "csrc/log/writer.c",
-        "return PM_PAGE + writer->stage_size + 4 * PM_PAGE;",
-        "More memory than is needed.",
-        "(4 + 1)",
-    ),
-    Equivalent(
-        "csrc/log/writer.c",
-        "writer->last_range = 0;",
-        "Items that declare something are the first ones of a body: no logged range comes before them.",
-        "(void)0;",
-        "pm_writer_direct",
-    ),
-    Equivalent(
-        "csrc/log/writer.c",
-        "if (end <= writer->written) return;",
-        "A write of no bytes; where it happens, no logged range may grow any more.",
-        "end < writer",
-    ),
-    Equivalent(
-        "csrc/log/writer.c",
-        "PM_TRY(writer->status);",
-        "pm_gather has returned the status before, and nothing is written in between.",
-        "(void)0;",
-        "pm_writer_finish",
-    ),
-    Equivalent(
-        "csrc/log/writer.c",
-        "if (to > writer->capacity) writer->overflow = true;",
-        "The length tells at the end of the attempt: nothing is written beyond the capacity before that.",
-        "(void)0;",
-        "write_part",
-    ),
-    Equivalent(
-        "csrc/log/writer.c",
-        "if (writer->used + PM_PAGE + 64 > writer->stage_room) slide(writer);",
-        "Room is made a byte sooner.",
-        "(64 + 1)",
-    ),
-    Equivalent(
-        "csrc/log/log.c",
-        "pm_header copies[2] = {0};",
-        "A copy that can't be read is no valid one, in either way; one that can is copied over it.",
-        "(0 + 1)",
-    ),
-    Equivalent(
-        "csrc/log/log.c",
-        'if (pm_media_readable(media, 0, size, "the header") == PM_OK) return;',
-        "Each copy is asked by itself, with the same answer.",
-        "(void)0;",
-    ),
-    Equivalent(
-        "csrc/commit/gather.c",
-        "return blocks / PAGES_MOST > ONE_PAGE_OF ? blocks / PAGES_MOST : ONE_PAGE_OF;",
-        "Where both are the same, both branches give it.",
-        ">= ONE_PAGE_OF",
-    ),
-    Equivalent(
         "csrc/base/status.c",
         "return status;",
         "Its only caller does not look at what it returns.",
@@ -538,35 +349,10 @@ EQUIVALENT = [
         "pm_status_explain",
     ),
     Equivalent(
-        "csrc/log/writer.c",
-        "writer->stage = NULL;",
-        "A posix_memalign that fails leaves the pointer alone, which POSIX demands.",
-        "(void)0;",
-    ),
-    Equivalent(
-        "csrc/log/log.c",
-        "PM_TRY(writer->status);",
-        "pm_gather has returned it before. A writer that begins anew for an overflow finds no parts under way.",
-        "(void)",
-        "pm_log_append",
-    ),
-    Equivalent(
         "csrc/store/store.c",
         "pm_write_back_open(store);",
         "calloc has made the conditions zeros, which glibc takes for sound ones, and no wait for them needs a clock.",
         "(void)0;",
-    ),
-    Equivalent(
-        "csrc/commit/gather.c",
-        "changed += at >= end;",
-        "Steps of 21 lines never end exactly where a page of 64 lines does.",
-        "at > end",
-    ),
-    Equivalent(
-        "csrc/commit/candidates.c",
-        "if (!pm_helper_can_share(&store->helper)) return false;",
-        "Without a second thread this one compares all parts in the same way, and finds the same.",
-        "return true;",
     ),
     Equivalent(
         "csrc/dirty/policy.c",
@@ -579,12 +365,6 @@ EQUIVALENT = [
         "out->keys = root ? root->keys : 0;",
         "Without a root the call fails, and nobody looks at the numbers.",
         "(0 + 1)",
-    ),
-    Equivalent(
-        "csrc/commit/gather.c",
-        "__builtin_prefetch(region->committed + extent->committed + pm_extent_table(extent->length) + 8 * block);",
-        "A prefetch of another address does nothing that a program could notice.",
-        "region->committed - extent->committed",
     ),
     Equivalent(
         "csrc/base/hash.c",

@@ -45,6 +45,7 @@ from tests.mutants import (
 from tests.mutants.build import VARIABLE, Edit, build, chosen, fill, ran, written
 from tests.mutants.c_changes import Change
 from tests.mutants.equivalent import ELSEWHERE, EQUIVALENT
+from tests.mutants.equivalent_commit import OF_COMMIT
 from tests.mutants.equivalent_media import OF_MEDIA
 from tests.mutants.equivalent_reader import OF_READER
 from tests.mutants.equivalent_space import OF_SPACE
@@ -137,7 +138,7 @@ def equivalent(change: Change) -> bool:
     return any(
         (one.file, one.line, one.function or change.function) == (change.file, change.at, change.function)
         and one.new in " ".join(change.new.split())
-        for one in (*EQUIVALENT, *OF_MEDIA, *OF_READER, *OF_SPACE)
+        for one in (*EQUIVALENT, *OF_COMMIT, *OF_MEDIA, *OF_READER, *OF_SPACE)
     )
 
 

@@ -13,6 +13,7 @@ from tests.mutants import c_changes, lines, python_changes, reach
 from tests.mutants.build import Edit, chosen
 from tests.mutants.c_changes import Change
 from tests.mutants.equivalent import ELSEWHERE, EQUIVALENT
+from tests.mutants.equivalent_commit import OF_COMMIT
 from tests.mutants.equivalent_media import OF_MEDIA
 from tests.mutants.equivalent_reader import OF_READER
 from tests.mutants.equivalent_space import OF_SPACE
@@ -141,7 +142,7 @@ def test_there_are_mutants_of_every_file(file: str) -> None:
 
 
 def test_equivalent_mutants_quote_the_sources() -> None:
-    entries = (*EQUIVALENT, *OF_MEDIA, *OF_READER, *OF_SPACE)
+    entries = (*EQUIVALENT, *OF_COMMIT, *OF_MEDIA, *OF_READER, *OF_SPACE)
     changes = {file: lines.changes_of(file) for file in {one.file for one in entries}}
     for one in entries:
         stripped = [line.strip() for line in Path(lines.ROOT, one.file).read_text(encoding="utf-8").split("\n")]

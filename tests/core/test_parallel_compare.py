@@ -20,6 +20,7 @@ import pmstore
 from tests.conftest import LONGER, Medium
 from tests.core.test_trackers import committed
 from tests.store.test_threads_fork import in_fork, signals_blocked
+from tests.support.places import offset_of
 
 PAGE = 512  # float64
 PAGES = 1500  # two threads compare 1024 pages and more, 64 at a time, as they stand in the file
@@ -194,3 +195,26 @@ def test_an_array_of_over_64_mib(store: pmstore.Store) -> None:
     assert store.sequence == sequence  # nothing is found that is not there
     found = committed(store)["w"][:, 5]
     assert np.flatnonzero(found).tolist() == changed
+
+
+def test_the_array_behind_one_with_two_slots(open_store: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its pages are not compared with what stands behind the second slot of the other."""
+    monkeypatch.setenv("PMSTORE_TRACKER", "pagemap")
+    try:
+        store = open_store()
+    except pmstore.StoreIOError as error:
+        pytest.skip(str(error))
+    w = store.create_array("w", (PAGES, PAGE), "f8")
+    x = store.create_array("behind", (70, PAGE), "f8")
+    store.commit()
+    for number in range(1, 6):
+        w[:] = number
+        store.commit()
+    store["behind the slot"] = np.full((70, PAGE), 7.0)
+    store.commit()
+    first, second, third = (offset_of(store, name) for name in ("w", "behind", "behind the slot"))
+    assert third - second > second - first > 0, "the second slot lies between them"
+    x[:] = 7
+    w[: PAGES // 3] = -1
+    store.commit()
+    assert (committed(store)["behind"] == 7).all()

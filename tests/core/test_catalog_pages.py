@@ -51,6 +51,19 @@ def test_a_page_is_filled_to_its_last_byte(open_store):
     assert len(full) == 2, "with one page, and with three"
 
 
+def test_a_page_has_room_for_as_many_entries_as_its_bytes_allow(open_store):
+    """Each entry takes a cell and the two bytes of its place, behind the first 64 bytes (docs/format.md)."""
+    store = open_store()
+    core = store._catalog.core
+    used = store.stats().region_used
+    count = 0
+    while store.stats().region_used == used:
+        core.put(b"%08d" % count, Entry(0, 0, 1, 0, b""))
+        count += 1
+    assert count - 1 == (4096 - 64) // (24 + 8 + 2)
+    store.rollback()
+
+
 def test_the_padding_of_an_entry_shows_nothing_of_the_one_before(open_store):
     store = open_store()
     core = store._catalog.core

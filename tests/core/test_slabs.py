@@ -92,6 +92,22 @@ def test_blocks_that_come_and_go_at_random(open_store: Callable[..., pmstore.Sto
     assert store.stats().region_used == used and store.check().ok
 
 
+def test_a_rollback_restores_a_block_and_leaves_its_neighbours_alone(
+    open_store: Callable[..., pmstore.Store],
+) -> None:
+    """That of a deleted array, which keeps its bytes, is in the same page."""
+    store = open_store()
+    kept, other = store.create_array("kept", 6), store.create_array("other", 6)
+    store.commit()
+    page = offset_of(store, "kept") // PAGE
+    assert offset_of(store, "other") // PAGE == page
+    del store["kept"]
+    store.commit()
+    kept[:], other[:] = 5, 9
+    store.rollback()
+    assert (kept == 5).all() and (other == 0).all()
+
+
 def test_I9_a_block_under_an_array_that_lives_is_passed_over(open_store: Callable[..., pmstore.Store]) -> None:
     with open_store() as store:
         store.update({name: np.zeros(10) for name in "abcd"})

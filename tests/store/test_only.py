@@ -112,6 +112,21 @@ def test_what_is_beside_a_declared_range_comes_later(open_store: Open) -> None:
         assert_committed(store)
 
 
+def test_what_an_earlier_transaction_declared_is_not_declared_any_more(open_store: Open) -> None:
+    """A row is a page, and this one is between those that are declared later."""
+    store = open_store()
+    store["before"] = np.zeros((310, 512))
+    w = tracked(store)
+    with store.transaction(only=[w[50]]):
+        w[50] = 0.5
+    with store.transaction(only=[w[3], w[100]]):
+        w[3] = w[50] = w[100] = 1.5
+    left = committed(store)["w"]
+    assert (left[[3, 100]] == 1.5).all() and (left[50] == 0.5).all()
+    store.commit()
+    assert_committed(store)
+
+
 def test_I10_an_array_that_died_is_not_forgotten(open_store: Open) -> None:
     """Released after it was written, while commits of declared arrays scan others."""
     store = open_store()

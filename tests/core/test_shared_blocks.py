@@ -21,6 +21,8 @@ from pmstore._core import lib
 from pmstore.testing._store.recording import Recorder
 from tests.conftest import Medium
 from tests.core.test_file_systems import KINDS, image_of, mounted
+from tests.support import shim as shims
+from tests.support.shim import FDATASYNC, FROM_THEN, PWRITEV2, begin, direct_io, end, pretend_ext4
 from tests.support.snapshots import snapshot
 
 BLOCK = 4096
@@ -371,6 +373,39 @@ def test_a_record_whose_sync_lacks_memory_fails_the_store(tmp_path: Path) -> Non
         with pytest.raises(pmstore.FailedStoreError):
             store["a"]
         store._drop(discard=True)
+
+
+def two_lacks_of_space(path: str) -> None:
+    """The kernel refuses a synced write for want of a block, which loses nothing, or a page of it could not be stored,
+    which each descriptor of the file hears of once."""
+    pretend_ext4(True)
+    with pmstore.open(path, "x", media="file") as store:
+        store["a"] = np.zeros(3)
+    for thin in (False, True):
+        store = pmstore.open(path, "r+")
+        a = store["a"]
+        for i in range(3):  # the last one is a write past the page cache
+            a[:] = i
+            store.commit()
+        a[:] = 3
+        begin(PWRITEV2 | FDATASYNC * thin, FROM_THEN, errno.ENOSPC, 1, Path(path))
+        with pytest.raises(pmstore.StoreIOError if thin else pmstore.OutOfSpaceError):
+            store.commit()
+        end()
+        if thin:
+            with pytest.raises(pmstore.FailedStoreError):
+                store.commit()
+            store._drop(discard=True)
+        else:
+            store.commit()
+            store.close()
+
+
+@pytest.mark.no_sanitizer  # which is preloaded too
+def test_a_disk_without_space_for_a_page_fails_the_store(fault_library: Path, directory: Path) -> None:
+    if not direct_io(directory):
+        pytest.skip("the file has one descriptor, so that every lack of space fails the store")
+    shims.call(fault_library, two_lacks_of_space, directory / "store.pm")
 
 
 def test_a_transaction_that_lacked_space_for_its_rollback(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from pmstore._values.array import address_of
 from tests.conftest import Medium, run_in_fork
 from tests.core.test_hostile import image_of, use
 from tests.support.crashes_slots import double_buffered_length
-from tests.support.images import DATA, PAGE, REGION, Image
+from tests.support.images import DATA, MAP, MAP_LIST, PAGE, REGION, ROOT, SLOTS, Image
 
 
 def written(store: pmstore.Store) -> int:
@@ -43,6 +43,15 @@ def store(medium: Medium) -> Any:
 def reopened(store: pmstore.Store) -> pmstore.Store:
     store.close()
     return pmstore.open(store.path, "r+", media=store.media, verify=True)  # type: ignore[arg-type]
+
+
+def test_pages_that_have_no_level_have_level_0(store):
+    make_double_buffered(store)
+    store.close()
+    image = Image(Path(store.path))
+    without = [ROOT, MAP_LIST, MAP, SLOTS]
+    assert {image.get(page, 16, "I") for page in image.pages(*without)} == set(without)
+    assert all(image.get(page, 20, "I") == 0 for page in image.pages(*without))
 
 
 @pytest.mark.parametrize("extra", [0, 24, 1000, 7, 512])

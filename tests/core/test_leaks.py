@@ -17,7 +17,9 @@ import pytest
 import pmstore
 from pmstore.testing._store.recording import Recorder
 from tests.conftest import LONGER, Medium
+from tests.core.test_out_of_memory import overflowed
 from tests.support import shim
+from tests.support.crashes_slots import double_buffered_length
 from tests.support.shim import MAPPINGS, MEMORY, ONCE, begin_memory, blocks_held, end, hits, watch_memory
 
 pytestmark = [pytest.mark.long, pytest.mark.no_sanitizer]  # which is preloaded too
@@ -33,7 +35,9 @@ class Files:
 
     def __init__(self, folder: Path, media: str) -> None:
         self.media = media
-        self.sound, self.damaged, self.dead, self.new = (folder / name for name in ("sound", "damaged", "dead", "new"))
+        names = ("sound", "damaged", "dead", "late", "new")
+        self.sound, self.damaged, self.dead, self.late, self.new = (folder / name for name in names)
+        overflowed(self.late)
         with self.open(self.sound, "x") as store:
             fill(store)
         contents = self.sound.read_bytes()
@@ -59,8 +63,9 @@ def fill(store: pmstore.Store) -> None:
     for i in range(80):
         store[f"many/{i}"] = np.full(10 + i, i)
     store["large"] = np.arange(40_000.0) + 0.5
+    twice = store.create_array("twice", double_buffered_length(store), "f8")
     for i in range(6):  # it gets a second slot, which has the last commit
-        store.require_array("twice", 20_000, "f8")[:] = i
+        twice[:] = i
         store.commit()
 
 
@@ -106,14 +111,15 @@ def late(files: Files) -> None:
 def second_slots(files: Files) -> None:
     with files.open(files.sound, "r+") as store:
         for name in ("first", "second"):
-            array = store.create_array(name, 20_000, "f8")
+            array = store.create_array(name, double_buffered_length(store), "f8")
             for i in range(6):
                 array[:] = i
                 store.commit()
             del array, store[name]
             store.commit()
+        twice = store["twice"]
         for _ in range(40):  # it gives its second slot back
-            store["twice"][7] += 1
+            twice[7] += 1
             store.commit()
 
 
@@ -190,6 +196,8 @@ def recovery(files: Files) -> None:
         files.new.write_bytes(files.dead.read_bytes())
         with files.open(files.new, mode) as store:
             assert store["larger"][5] == 2 and store["a"][7] == 1
+    with files.open(files.late, "r") as store:
+        assert (store["a"] == 1).all()
 
 
 def refusals(files: Files) -> None:

@@ -212,3 +212,12 @@ def test_arrays_that_end_where_another_one_begins(open_store: Any) -> None:
     with open_store(mode="r") as reader:
         for name, array in reader.items():
             assert (array == int(name)).all()
+
+
+def test_a_store_of_more_tables_than_are_read_at_once(medium: Medium) -> None:
+    """A reader hashes at most 1,024 pages of tables before it looks for more; the first arrays are copied whole."""
+    arrays = {f"{i}": np.full(500, i, "f8") for i in range(1500)}
+    with pmstore.open(medium.directory / "store.pm", "x", media=medium.name) as store:
+        store.update(arrays)
+    with pmstore.open(medium.directory / "store.pm", "r") as store:
+        assert all(np.array_equal(store[name], array) for name, array in arrays.items())

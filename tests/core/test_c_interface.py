@@ -81,6 +81,16 @@ def test_the_longest_key_is_a_key(core: Core) -> None:
     assert core.delete(key) and core.get(key) is None
 
 
+def test_the_longest_key_is_found_again(open_store: Any) -> None:
+    """A node that is read from the file is checked first."""
+    entry = Entry(0, 0, 1, 0, b"v" * META_MAX)
+    store = open_store()
+    store._catalog.core.put(b"k" * KEY_MAX, entry)
+    store.commit()
+    store.close()
+    assert open_store(mode="r+")._catalog.core.get(b"k" * KEY_MAX) == entry
+
+
 def test_an_entry_carries_so_much_itself(core: Core) -> None:
     with pytest.raises(pmstore.TooLargeError, match="a meta of 769 bytes is over the limit of 768"):
         core.put(b"k", Entry(0, 0, 1, 0, bytes(META_MAX + 1)))

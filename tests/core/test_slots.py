@@ -45,6 +45,17 @@ def reopened(store: pmstore.Store) -> pmstore.Store:
     return pmstore.open(store.path, "r+", media=store.media, verify=True)  # type: ignore[arg-type]
 
 
+def test_a_store_whose_table_of_slots_is_damaged_is_not_opened(store):
+    """Arrays would have the contents of their first slots, which are older ones."""
+    make_double_buffered(store)
+    store.close()
+    image = Image(Path(store.path))
+    image.bytes[REGION + next(image.pages(SLOTS)) + 100] ^= 1
+    image.save()
+    with pytest.raises(pmstore.CorruptStoreError, match="the metadata page at region offset .* is damaged"):
+        pmstore.open(store.path, "r+", media=store.media)
+
+
 def test_pages_that_have_no_level_have_level_0(store):
     make_double_buffered(store)
     store.close()

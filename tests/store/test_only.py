@@ -10,7 +10,8 @@ import pytest
 import pmstore
 from pmstore._values.array import address_of
 from tests.conftest import LONGER
-from tests.core.test_trackers import Open, assert_committed, committed, fill_up, tracked, tracker  # noqa: F401
+from tests.core.test_trackers import PAGE, Open, assert_committed, committed, fill_up, tracked, tracker  # noqa: F401
+from tests.support.places import offset_of
 
 TRACKERS = ["learned", "uffd", "pagemap", "compare"]
 pytestmark = [  # the declared write set does not depend on the medium, so make long has the other pairs
@@ -98,13 +99,17 @@ def test_what_is_not_declared_comes_later(open_store: Open) -> None:
 
 
 def test_what_is_beside_a_declared_range_comes_later(open_store: Open) -> None:
-    """A row is a page. A range at the beginning of the array, or at its end, is not all of it."""
+    """A row is a page. A range at the beginning of the array, or at its end, is not all of it. Pages are noted in words
+    of 64 bits: one range has all pages of a word but the last."""
     store = open_store()
     w = tracked(store)
-    for k, (start, stop) in enumerate([(0, 1), (3, 5), (0, 299), (1, 300), (299, 300)]):
-        rows, others = slice(start, stop), [row for row in (start - 1, stop) if 0 <= row < len(w)]
+    word = -(offset_of(store, "w") // PAGE) % 64
+    ranges = [[(0, 1)], [(3, 5)], [(0, 299)], [(1, 300)], [(299, 300)], [(word, word + 63), (290, 300)]]
+    for k, declared in enumerate(ranges):
+        rows = [row for start, stop in declared for row in range(start, stop)]
+        others = [row for pair in declared for row in (pair[0] - 1, pair[1]) if 0 <= row < len(w)]
         before = committed(store)["w"]
-        with store.transaction(only=[w[rows]]):
+        with store.transaction(only=[w[slice(*pair)] for pair in declared]):
             w[rows] = w[others] = k + 0.5
         left = committed(store)["w"]
         assert (left[rows] == k + 0.5).all() and np.array_equal(left[others], before[others])

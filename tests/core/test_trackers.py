@@ -35,6 +35,7 @@ import pmstore
 from pmstore._values.array import address_of
 from tests.conftest import LONGER, Medium
 from tests.support import shim as shims
+from tests.support.places import offset_of
 from tests.support.shim import variable
 
 PAGE = 4096
@@ -94,6 +95,21 @@ def fill_up(store: pmstore.Store) -> None:
             number += 1
         except pmstore.OutOfSpaceError:
             size //= 2
+
+
+def test_a_large_array_may_end_where_a_word_of_pages_does(open_store: Open, tracker: str) -> None:
+    """Sets of pages have 64 of them in a word."""
+    store = open_store()
+    store.create_array("w", (LARGE + 64, 512))
+    pages = LARGE + -(offset_of(store, "w") // PAGE + LARGE) % 64
+    store.rollback()
+    w = store.create_array("w", (pages, 512))
+    assert (offset_of(store, "w") // PAGE + pages) % 64 == 0
+    store.commit()
+    for i in range(1, 4):
+        w[:, 7] = i
+        store.commit()
+    assert_committed(store)
 
 
 # ---- which one

@@ -18,6 +18,7 @@ import pytest
 
 import pmstore
 from pmstore._core import hash64
+from pmstore.testing._store.recording import Recorder
 from tests.conftest import LONGER, MEMORY
 from tests.support import shim as shims
 from tests.support.images import DIRECT, HEADER, LOGGED, OVERFLOW, PAGE, REGION, Image, body_hash, item, keyed_checksum
@@ -276,6 +277,48 @@ def refused_to_a_reader(folder: str) -> None:
 
 def test_a_reader_that_lacks_memory_shows_no_earlier_commit(fault_library: Path, directory: Path) -> None:
     shims.call(fault_library, refused_to_a_reader, directory)
+
+
+def refused_to_a_late_reader(folder: str) -> None:
+    path = Path(folder) / "late.pm"
+    with pmstore.open(path, "x", media="file") as store:
+        store.create_array("a", 100_000, fill_value=1.0, writeable=False)
+    with pmstore.open(path, "r+", media="file") as store:
+        for at in each_request(4):
+            with pmstore.open(path, "r") as reader:
+                store["b"] = at
+                store.commit()
+                begin_memory(ONCE, at)
+                with contextlib.suppress(pmstore.OutOfMemoryError):
+                    assert (reader["a"] == 1).all()
+                shims.end()
+
+
+def test_a_reader_that_comes_late_and_lacks_memory_says_so(fault_library: Path, directory: Path) -> None:
+    """It looks whether a later commit still has the array that it maps."""
+    shims.call(fault_library, refused_to_a_late_reader, directory)
+
+
+def refused_to_a_recorder(folder: str) -> None:
+    path = Path(folder) / "recorded.pm"
+    with pmstore.open(path, "x", media="file") as store:
+        store["a"] = np.zeros(20_000)
+    for at in each_request(4):
+        begin_memory(ONCE, at)
+        with contextlib.suppress(pmstore.OutOfMemoryError):
+            with Recorder(path, "file") as recorder:
+                store = pmstore.open(path, "r+")
+                try:
+                    store["a"][:] = at
+                    store.commit()
+                finally:
+                    store._drop(discard=True)
+            assert np.full(512, float(at)).tobytes() in recorder.recording.data
+        shims.end()
+
+
+def test_a_recording_that_lacks_memory_says_so(fault_library: Path, directory: Path) -> None:
+    shims.call(fault_library, refused_to_a_recorder, directory)
 
 
 REPLACEMENTS: list[Callable[[pmstore.Store], object]] = [

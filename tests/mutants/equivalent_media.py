@@ -529,4 +529,16 @@ OF_MEDIA = [
         "A sync without a length is of the whole file, wherever it begins (pmstore.h).",
         "(0 + 1), 0, NULL",
     ),
+    Equivalent(
+        "csrc/media/memory.c",
+        "bool may = media->domain != PM_DOMAIN_MEMORY && !media->streams_all;",
+        "In these domains nothing has to leave the cache, and both ways write the same bytes: only times depend on it.",
+        "&& media->streams_all",
+    ),
+    Equivalent(
+        "csrc/media/memory.c",
+        "if (media->trace) pm_trace_add(media->trace, PM_EVENT_FENCE, 0, 0, NULL);",
+        "A fence has no range: nothing reads its length.",
+        "0, (0 + 1)",
+    ),
 ]

@@ -147,4 +147,16 @@ OF_READER = [
         "Without a descriptor the trial fails, and any failure means that the array is copied.",
         "(void)0;",
     ),
+    Equivalent(
+        "csrc/reader/snapshot.c",
+        "t->source.copy = -1, t->loaded.bits = NULL, t->pairs = NULL, t->tables = (pm_page_hashes){0};",
+        "Any negative number means that there is no file.",
+        "-(1 + 1)",
+    ),
+    Equivalent(
+        "csrc/reader/snapshot.c",
+        "if (snapshot->locked >= 0) close(snapshot->locked);",
+        "The core takes no descriptor below 3.",
+        "locked > 0",
+    ),
 ]

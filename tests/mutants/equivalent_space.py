@@ -1,4 +1,4 @@
-"""Generated mutants of csrc/space that no test can notice."""
+"""Generated mutants of csrc/space, and of csrc/dirty/page_set.c, that no test can notice."""
 
 from __future__ import annotations
 
@@ -282,5 +282,24 @@ OF_SPACE = [
         "Of several buffers over one extent, a commit gathers the first. They have the same bytes, and are declared "
         "alike: the order only decides which of them counts the commits that found most pages changed.",
         "offset >= buffer->offset",
+    ),
+    Equivalent(
+        "csrc/space/extent.c",
+        "*block = bad > offset ? (bad - offset) / PM_PAGE : 0;",
+        "Where both are the same, both branches give 0.",
+        "bad >= offset",
+    ),
+    Equivalent(
+        "csrc/space/region_image.c",
+        "if (region->flush_count >= FLUSH_MOST && !(region->flags[first] & region->flags[last] & PM_FLAG_FLUSH))",
+        "One page more stays in the cache until it is flushed: only times depend on it.",
+        "flush_count > FLUSH_MOST",
+    ),
+    Equivalent(
+        "csrc/dirty/page_set.c",
+        "while (page < end) {",
+        "One more word is read, which every set has, and whatever is in it, the answer is the end.",
+        "page <= end",
+        "pm_page_set_next",
     ),
 ]

@@ -47,6 +47,13 @@ EQUIVALENT = [
         "pm_policy_forget",
     ),
     Equivalent(
+        "csrc/codecs/lcdelta.c",
+        "const uint8_t *from = n - at < 64 ? memcpy(last, codes + at, n - at) : codes + at;",
+        "A last block of 64 codes is copied before it is read.",
+        "(64 + 1)",
+        "pm_lcdelta_pack",
+    ),
+    Equivalent(
         "csrc/base/schedule.c",
         "pm_routine *routine = calloc(1, sizeof *routine);",
         "More memory than is needed.",

@@ -9,6 +9,8 @@ import gc
 import itertools
 import os
 import re
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -341,6 +343,39 @@ def test_a_fault_that_is_to_blame_has_no_hint() -> None:
     with pytest.raises(CrashFailure, match="only the second store") as caught:
         explore_faults(some, check, medium="memory")
     assert "hint" not in str(caught.value)
+
+
+def test_the_hint_asks_about_the_commits_of_the_refused_store_only(medium: Medium) -> None:
+    """Not about each commit of the workload, which may be thousands."""
+    runs: list[int] = []
+
+    def many(store: pmstore.Store) -> None:
+        for number in range(40):
+            store["number"] = number
+            store.commit()
+
+    def check(store: pmstore.Store) -> None:
+        runs.append(store.sequence)
+        assert len(runs) != 2, "only the second store"
+
+    with pytest.raises(CrashFailure, match="only the second store"):
+        explore_faults(many, check, medium=medium.name, budget=1)
+    assert 2 < len(runs) < 5 and abs(runs[2] - runs[1]) <= 1
+
+
+@pytest.mark.parametrize("wrong", [lambda: False, lambda: sys.exit(3)])
+def test_a_check_that_is_wrong_replaces_no_failure(wrong: Callable[[], object]) -> None:
+    """It is asked for a hint once more, after the failure was found."""
+    runs: list[int] = []
+
+    def check(store: pmstore.Store) -> object:
+        runs.append(1)
+        assert len(runs) != 2, "a real loss"
+        return wrong() if len(runs) > 2 else None
+
+    with pytest.raises(CrashFailure, match="a real loss"):
+        explore_faults(some, check, medium="file")
+    assert len(runs) == 3
 
 
 def test_the_check_sees_only_what_the_workload_did(medium: Medium) -> None:

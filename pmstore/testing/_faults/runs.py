@@ -7,7 +7,7 @@ import gc
 import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -29,6 +29,7 @@ __all__ = ["Run", "Runs"]
 
 Run = Callable[[pmstore.Store], Any]
 
+HINTS = 16  # commits without any fault that the check is asked about when it has refused a store
 CRASHES = 24  # crash states that are evaluated after each fault, and as many with the user's check
 WENT_ON = "went on"
 PROBE = "pmstore.testing/probe"
@@ -40,7 +41,11 @@ class Wrong(Exception):
 
 
 class Refused(Wrong):
-    """A problem that the user's check found."""
+    """A problem that the user's check found, in a store at one of the commits from `acknowledged` to `started`."""
+
+    def __init__(self, text: str, acknowledged: int, started: int) -> None:
+        super().__init__(text)
+        self.acknowledged, self.started = acknowledged, started
 
 
 @contextmanager
@@ -280,24 +285,26 @@ class Runs:
 
     def _failure(self, fault: Fault, where: str, wrong: Wrong) -> CrashFailure:
         again = f"only=Fault{tuple(fault)!r}"
-        advice = self._refused_without_fault() if isinstance(wrong, Refused) else ""
+        advice = self._refused_without_fault(wrong) if isinstance(wrong, Refused) else ""
         return CrashFailure(
             f"{fault} {where}, and {wrong}\n{advice}  on {self._medium}, seed {self._seed}\n"
             f"  again: the same call, on {self._medium} alone, with {again}"
         )
 
-    def _refused_without_fault(self) -> str:
-        """A line, if the check also refuses a commit of the run without faults: then no fault is to blame."""
+    def _refused_without_fault(self, refused: Refused) -> str:
+        """A line, if the check also refuses that commit in the run without faults: then no fault is to blame."""
         assert self._runner is not None
         ends = self._recording.ends()
-        for sequence, event in sorted(ends.items()):
-            image = engine.image(self._recording, Schedule(event, "all"), Options())
-            if self._runner(image, sequence, sequence) is not None:
-                advice = hint(sequence, min(ends)) or (
-                    f"commit {sequence} alone leaves this; what belongs together has to change in one `with "
-                    "store.transaction():`"
-                )
-                return f"  hint: the check also fails without any fault: {advice}\n"
+        near = [sequence for sequence in sorted(ends) if refused.acknowledged <= sequence <= refused.started]
+        with suppress(CrashTestError):  # the failure that was found says more than what is wrong with the check
+            for sequence in near[-HINTS:]:
+                image = engine.image(self._recording, Schedule(ends[sequence], "all"), Options())
+                if self._runner(image, sequence, sequence) is not None:
+                    advice = hint(sequence, min(ends)) or (
+                        f"commit {sequence} alone leaves this; what belongs together has to change in one `with "
+                        "store.transaction():`"
+                    )
+                    return f"  hint: the check also fails without any fault: {advice}\n"
         return ""
 
     def _evaluate_run(self, run: _LastRun, fault: Fault, recorder: Recorder) -> str:
@@ -441,7 +448,7 @@ class Runs:
         marks = Marks(seen.recording)
         said = runner(seen.image, marks.acknowledged, marks.started)
         if said is not None:
-            raise Refused(f"after reopening the check said: {said}")
+            raise Refused(f"after reopening the check said: {said}", marks.acknowledged, marks.started)
         self._evaluate_crashes(seen.recording, runner)
 
     def _evaluate_crashes(self, recording: Recording, runner: CheckRunner | None) -> None:
@@ -452,8 +459,11 @@ class Runs:
         self.crashes += tally.evaluated
         if found is not None:
             verdict = found.verdict
-            raise (Refused if verdict.problem == "check" else Wrong)(
+            text = (
                 f"a crash {len(tail) - found.schedule.event} events before the end of the run, with only part of what "
                 f"was not synced kept, leaves a store that is wrong: {verdict.text} (acknowledged "
                 f"{verdict.acknowledged}, begun {verdict.started})"
             )
+            if verdict.problem == "check":
+                raise Refused(text, verdict.acknowledged, verdict.started)
+            raise Wrong(text)

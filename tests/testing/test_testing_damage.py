@@ -306,6 +306,22 @@ def store_log(image: bytes | bytearray) -> int:
         ({"medium": "tape"}, 'medium is "memory" or "file", not \'tape\''),
         ({"check": "check"}, "check is a function"),
         ({"kinds": ["burnt"]}, "kinds is any of flip, .*, not .'burnt'."),
+        *(
+            (
+                {"only": only},
+                rf"only is damage within the \d+ bytes of the file, such as .*Damage.*, not {re.escape(text)}",
+            )
+            for only, text in (
+                ("flip", "'flip'"),
+                (tuple(Damage("flip", 600, 3)), "('flip', 600"),
+                (Damage("burnt", 600), "Damage(kind='burnt'"),
+                (Damage("flip", 1 << 40, 3), "Damage(kind='flip', at=1099511627776"),
+                (Damage("flip", 600, 8), "Damage(kind='flip', at=600, detail=8"),
+                (Damage("zeros", -1), "Damage(kind='zeros', at=-1"),
+                (Damage("cut", 1.5), "Damage(kind='cut', at=1.5"),  # type: ignore[arg-type]
+                (Damage("miswritten", 512, 1 << 40), "Damage(kind='miswritten', at=512, detail=1099511627776"),
+            )
+        ),
     ],
 )
 def test_bad_options(small: Path, options: dict[str, Any], text: str) -> None:

@@ -449,6 +449,8 @@ def idle(store: pmstore.Store) -> None:
         ((3,), {}, "a run is a function"),
         (([],), {}, "nothing to run"),
         ((some,), {"only": Fault("write", 9999, "EIO")}, "has no case"),
+        ((some,), {"only": "write"}, "only is a fault such as .*Fault.*, not 'write'"),
+        ((some,), {"only": tuple(Fault("write", 7, "ENOSPC"))}, r"only is a fault such as .*Fault.*, not \('write', 7"),
         ((some,), {"seed": -1}, "seed is a number"),
         ((some,), {"directory": "/no/such/place"}, "is no directory"),
     ],

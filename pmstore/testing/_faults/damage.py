@@ -61,6 +61,13 @@ class Damage(NamedTuple):
         other = f"that at byte {self.detail}"
         return WORDS[self.kind].format(at=self.at, detail=self.detail, sector=sector, other=other)
 
+    def is_possible(self, length: int) -> bool:
+        """Whether a file of this length can be damaged so."""
+        if self.kind not in KINDS or any(not isinstance(number, int) or number < 0 for number in self[1:]):
+            return False
+        within = self.at < length and self.size > 0 and self.detail < (8 if self.kind == "flip" else length)
+        return within or self.kind == "longer"
+
     def changes(self, image: bytes, older: bytes) -> bool:
         """Whether the damage changes anything: the replacement may equal the sector."""
         if self.kind in ("flip", "noise", "cut", "longer"):
@@ -362,6 +369,11 @@ def explore_damage(
     if not wanted or not wanted <= set(KINDS):
         raise CrashTestError(f"kinds is any of {', '.join(KINDS)}, not {sorted(wanted) or 'none'}")
     image = _image(source)
+    if only is not None and not (isinstance(only, Damage) and only.is_possible(len(image))):
+        raise CrashTestError(
+            f'only is damage within the {len(image)} bytes of the file, such as pmstore.testing.Damage("flip", 600, 3)'
+            f", not {only!r:.200}"
+        )
     evaluate = _Evaluator(image, medium, check, states or {})
     begun = time.perf_counter()
     try:

@@ -84,6 +84,8 @@ def explore_faults(
         raise CrashTestError(f"a budget of {budget} tries nothing: give 1 or more, or none for all that there are")
     if not 0 <= seed < 1 << 64:
         raise CrashTestError(f"seed is a number from 0 to 2**64 - 1, not {seed}")
+    if only is not None and not isinstance(only, Fault):
+        raise CrashTestError(f'only is a fault such as pmstore.testing.Fault("write", 7, "ENOSPC"), not {only!r:.80}')
     if directory is not None and not os.path.isdir(directory):
         raise CrashTestError(f"{os.fspath(directory)} is no directory")
     begun = time.perf_counter()

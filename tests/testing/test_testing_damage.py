@@ -235,7 +235,7 @@ def test_the_explorer_tries_one_case_again(small: Path, tmp_path: Path) -> None:
     ("act", "text"),
     [
         (refuse, "fails without any damage, on the undamaged store: .*no damage was tried. It said: there is no y"),
-        (die, "fails without any damage, .*ended with SIGKILL"),
+        (die, "no damage was tried. During the check, the process that opened it ended with SIGKILL"),
         (lambda: pytest.fail("not so"), "fails without any damage, .*not so"),
     ],
 )
@@ -255,6 +255,21 @@ def test_a_check_that_always_fails_is_no_damage(
 def test_a_check_that_returns_false_is_reported_in_its_own_words(small: Path) -> None:
     with pytest.raises(CrashTestError, match="^the check .* returned False: it has to raise"):
         explore_damage(small, lambda store: False, medium="file", budget=200)
+
+
+class OfTwo(CrashTestError):
+    """An error that pickle can't make anew."""
+
+    def __init__(self, what: str, why: str) -> None:
+        super().__init__(f"{what}: {why}")
+
+
+def test_an_error_of_the_check_s_own_kind_is_told_in_its_words(small: Path) -> None:
+    def check(store: pmstore.Store) -> None:
+        raise OfTwo("no reference", "the disk is not there")
+
+    with pytest.raises(CrashTestError, match="^no reference: the disk is not there$"):
+        explore_damage(small, check, medium="file", budget=3)
 
 
 def test_the_check_of_the_undamaged_store_is_no_case(small: Path) -> None:

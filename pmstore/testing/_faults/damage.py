@@ -207,9 +207,10 @@ class _Evaluator:
             begin(0)
             return _Answer(1, Counter(), runner(image, self._sequence, self._sequence) or "")
 
-        said = _in_fork(work, lambda done: None).wrong
-        if said:
-            raise refused_already(said, "damage", "the undamaged store", "store")
+        answer = _in_fork(work, lambda done: None)
+        if answer.wrong:
+            teller = "During the check, " if answer.ended else "It said: "
+            raise refused_already(answer.wrong, "damage", "the undamaged store", "store", teller)
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[pmstore.Store]:
@@ -259,6 +260,16 @@ class _Answer(NamedTuple):
     done: int  # cases that were evaluated
     outcomes: Counter[str]
     wrong: str  # the problem of the last case; "" if there is none
+    ended: bool = False  # the problem is that the process ended
+
+
+def _portable(error: CrashTestError) -> CrashTestError:
+    """The error; or its text, if pickle can't make one of its class anew."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:  # code of the class runs
+        return CrashTestError(str(error))
+    return error
 
 
 def _in_fork(work: Callable[[Callable[[int], None]], _Answer], progress: Callable[[int], None]) -> _Answer:
@@ -279,7 +290,7 @@ def _in_fork(work: Callable[[Callable[[int], None]], _Answer], progress: Callabl
                 try:
                     answer: Any = work(begin)
                 except CrashTestError as error:
-                    answer = error
+                    answer = _portable(error)
                 except BaseException as error:
                     answer = CrashTestError(f"{type(error).__name__}: {error}")
                 out.write((1 << 63).to_bytes(8, "little") + pickle.dumps(answer))
@@ -307,7 +318,7 @@ def _in_fork(work: Callable[[Callable[[int], None]], _Answer], progress: Callabl
     number = os.waitstatus_to_exitcode(status)
     name = signal_name(-number) if number < 0 else f"exit status {number}"
     how = f"did not come to an end within {PATIENCE} s" if name == "SIGALRM" else f"ended with {name}"
-    return _Answer(last + 1, Counter(), f"the process that opened it {how}")
+    return _Answer(last + 1, Counter(), f"the process that opened it {how}", ended=True)
 
 
 def explore_damage(

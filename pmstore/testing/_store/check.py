@@ -182,11 +182,13 @@ def when(acknowledged: int, started: int) -> str:
     return f"after commit {acknowledged} was acknowledged" if acknowledged else "before the first commit began"
 
 
-def refused_already(said: str, accident: str, what: str, origin: str) -> CrashTestError:
-    """The error if a check refuses a store before any accident. what: the store; origin: of a store, if it is wrong."""
+def refused_already(said: str, accident: str, what: str, origin: str, teller: str = "It said: ") -> CrashTestError:
+    """The error if a check refuses a store before any accident. what: the store; origin: of a store, if it is wrong;
+    teller: the words before `said`.
+    """
     return CrashTestError(
         f"the check fails without any {accident}, on {what}: so the check is wrong, or the {origin}, and no {accident} "
-        f"was tried. It said: {said}"
+        f"was tried. {teller}{said}"
     )
 
 

@@ -17,7 +17,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import FunctionType
+from types import ModuleType
 from typing import Any
 
 __all__ = ["add_parser"]
@@ -319,16 +319,25 @@ def _function(text: str, what: str) -> Any:
             if "" not in sys.path:
                 sys.path.insert(0, "")
             found = importlib.import_module(place)
+        try:
+            return functools.reduce(getattr, name.split("."), found)
+        except AttributeError as error:
+            has = _functions(found)
+            there = f"; its functions are {', '.join(has)}" if has else ", and no functions"
+            raise CrashTestError(f"{what}: {place} has no {name}{there}") from error
     except CrashTestError:
         raise
     except (Exception, SystemExit) as error:  # code of a script runs
         raise CrashTestError(f"{what} {text} can't be loaded: {type(error).__name__}: {error}") from error
-    try:
-        return functools.reduce(getattr, name.split("."), found)
-    except AttributeError as error:
-        has = [key for key, value in vars(found).items() if isinstance(value, FunctionType) and not key.startswith("_")]
-        there = f"; its functions are {', '.join(has)}" if has else ", and no functions"
-        raise CrashTestError(f"{what}: {place} has no {name}{there}") from error
+
+
+def _functions(module: ModuleType) -> list[str]:
+    """The public names of what the module itself defines and can be called: decorated functions too."""
+    return [
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and callable(value) and getattr(value, "__module__", None) == module.__name__
+    ]
 
 
 def _check(text: str | None) -> Any:

@@ -51,6 +51,34 @@ if __name__ == "__main__":
         bad(store)
 """
 
+DEFINES = """\
+import functools
+from os.path import join
+
+@functools.lru_cache
+def cached(store): pass
+
+def plain(store): pass
+
+def _hidden(store): pass
+"""
+
+LAZY = """\
+def __getattr__(name):
+    if name == "needs":
+        raise ImportError("foo is needed")
+    if name == "leaves":
+        raise SystemExit(4)
+    raise AttributeError(name)
+
+class Holder:
+    @property
+    def value(self):
+        raise ValueError("no value")
+
+holder = Holder()
+"""
+
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
@@ -124,6 +152,11 @@ def test_a_command_as_check(here: Path, capsys: pytest.CaptureFixture[str]) -> N
         (("run", "bank:missing"), "the workload: bank has no missing; its functions are conserved, good, bad"),
         (("run", "bank.py:good.missing"), "the workload: bank.py has no good.missing; its functions are conserved"),
         (("run", "--check", "empty.py:x", "bank.py:good"), "the check: empty.py has no x, and no functions$"),
+        (("run", "defines.py:x"), "the workload: defines.py has no x; its functions are cached, plain$"),
+        (("run", "lazy.py:needs"), "the workload lazy.py:needs can't be loaded: ImportError: foo is needed$"),
+        (("run", "lazy.py:holder.value"), "the workload lazy.py:holder.value can't be loaded: ValueError: no value$"),
+        (("run", "lazy.py:leaves"), "the workload lazy.py:leaves can't be loaded: SystemExit: 4$"),
+        (("run", "lazy.py:x"), "the workload: lazy.py has no x"),
         (("run", "no_such_module:x"), "the workload no_such_module:x can't be loaded: ModuleNotFoundError"),
         (("run", "bank.py:number"), "a run is a function of the open store, not 5"),
         (("run", "bank.py:raises"), "the workload raises raised LookupError, without any crash: nothing there"),
@@ -170,6 +203,8 @@ def test_wrong_arguments(here: Path, capsys: pytest.CaptureFixture[str], argumen
 
     (here / "exits.py").write_text("raise SystemExit(4)\n")
     (here / "empty.py").write_text("number = 5\n")
+    (here / "defines.py").write_text(DEFINES)
+    (here / "lazy.py").write_text(LAZY)
     status, out, err = crash(capsys, *arguments)
     assert (status, out) == (2, "")
     assert err.startswith("pmstore: ")

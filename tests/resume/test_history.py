@@ -334,7 +334,7 @@ def test_bad_figures(returned: Any, error: type[Exception], message: str, path: 
 
     with pytest.raises(error, match=message):
         Bad().run(path, "bad")
-    with pytest.raises(ValueError, match="no field can have it: history, history/x$"):
+    with pytest.raises(ValueError, match="no field can have them: history, history/x$"):
         pmstore.State([pmstore.Field("history"), pmstore.Field("history/x", 3)])
 
 

@@ -472,7 +472,7 @@ def test_bad_tables(tmp_path: Path) -> None:
         def fields(self) -> Any:
             return [pmstore.Field(name) for name in self.names]  # type: ignore[attr-defined]
 
-    messages = {name: f"no field can have it: {name}$" for name in ("run", "finished", "load", "_record")}
+    messages = {name: f"no field can have them: {name}$" for name in ("run", "finished", "load", "_record")}
     for names, message in ((["a", "b", "a"], "the same name: a$"), *(([name], messages[name]) for name in messages)):
         bad = Bad(PEAK)
         bad.names = names  # type: ignore[attr-defined]

@@ -79,11 +79,17 @@ def _restore(own: list[tuple[int, int, _Note]]) -> None:
     """Give the program its handlers back. Those that are back may run in between, and raise."""
     try:
         for _, number, _ in own:
-            if type(note := getsignal(number)) is _Note:
-                signal(number, note.handler)
+            _put_back(number)
     except BaseException:
         _restore(own)
         raise
+
+
+def _put_back(number: int) -> None:
+    if type(note := getsignal(number)) is _Note:
+        before = signal(number, note.handler)
+        if before is not None and type(before) is not _Note:  # a handler that ran meanwhile has set it
+            signal(number, before)
 
 
 class later:
@@ -112,7 +118,11 @@ class later:
         _depth = 1
         try:  # no handler runs between the line above and this one, as nothing is called
             for _, number, note in _own:
-                signal(number, note)
+                before = signal(number, note)
+                if callable(before) and type(before) is not _Note:  # a handler may have set it after the look
+                    note.handler = before
+                elif before is not None and type(before) is not _Note:
+                    signal(number, before)
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -128,7 +138,11 @@ class later:
         elif _depth:  # 0: another thread entered, and this is the main one of a fork
             _depth = 0
             try:
+                for _, number, _ in _own:
+                    _put_back(number)
+            except BaseException:  # of a handler, which may run as soon as a function is called
                 _restore(_own)
+                raise
             finally:
                 if _noted:
                     deliver()

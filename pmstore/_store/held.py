@@ -331,12 +331,20 @@ def off_streams(make: Callable[[], T]) -> T:
     """What a function makes, whose descriptors do not get the numbers of standard streams that are closed. A program
     that has closed its standard output and still prints, perhaps in another thread, would otherwise print into a
     store."""
+    with later(), registry_lock:  # nobody takes a filler for an open stream
+        closed = [number for number in range(_FIRST_FD) if not _is_open(number)]
+        if closed:
+            return _filled(len(closed), make)
+    return make()
+
+
+def _filled(count: int, make: Callable[[], T]) -> T:
+    """What a function makes, behind so many descriptors that nobody can write to."""
     fillers: list[int] = []
     try:
-        for number in range(_FIRST_FD):
-            if not _is_open(number):
-                with contextlib.suppress(OSError):
-                    fillers.append(os.open("/", os.O_PATH | os.O_CLOEXEC))  # a write to it fails, as to a closed one
+        with contextlib.suppress(OSError):
+            for _ in range(count):
+                fillers.append(os.open("/", os.O_PATH | os.O_CLOEXEC))
         return make()
     finally:
         for filler in fillers:

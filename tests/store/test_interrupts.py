@@ -122,6 +122,32 @@ def test_an_interrupt_while_the_hint_of_an_unknown_name_is_made(tmp_path):
         assert list(store) == []
 
 
+def test_a_handler_that_replaces_itself_at_any_moment(store):
+    def second(*_):
+        pass
+
+    n, there = 0, [1]
+    while there:
+        n += 1
+        with signal_at(n, lambda *_: signal.signal(signal.SIGINT, second)) as there:
+            store["x"] = n
+            now = signal.getsignal(signal.SIGINT)
+        assert now is second or not there, n
+    assert n > 10
+
+
+def test_an_interrupt_at_any_moment_leaves_the_handler(store):
+    n, there = 0, [1]
+    while there:
+        n += 1
+        with signal_at(n, signal.default_int_handler) as there:
+            with contextlib.suppress(KeyboardInterrupt):
+                store["x"] = n
+            now = signal.getsignal(signal.SIGINT)
+        assert now is signal.default_int_handler, n
+    assert n > 10
+
+
 def test_nothing_of_python_runs_after_a_transaction_was_left(store):
     """An interrupt in what runs when an object dies is reported and lost."""
     last = None

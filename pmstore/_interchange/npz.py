@@ -16,6 +16,7 @@ import numpy as np
 from pmstore._interchange.forms import ATTRIBUTES, HINTS, VALUES, Hints, in_json, json_of
 from pmstore._interchange.found import Found, Stored, Unsupported, damage, require
 from pmstore._interchange.source import Described, Format, Source, whole_elements
+from pmstore._store.held import off_streams
 from pmstore._values.as_json import to_json
 
 __all__ = ["Npz"]
@@ -44,7 +45,7 @@ class Npz(Format):
             raise TypeError(text) from error
 
     def write(self, source: Source, path: str) -> None:
-        with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
+        with off_streams(lambda: zipfile.ZipFile(path, "w", zipfile.ZIP_STORED)) as archive:
             for one in source.arrays:
                 with archive.open(f"{one.name}.npy", "w", force_zip64=True) as member:
                     member.write(_head_of(one, order := source.order(one)))

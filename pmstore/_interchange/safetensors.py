@@ -14,6 +14,7 @@ import numpy as np
 from pmstore._interchange.forms import ATTRIBUTES, HINTS, VALUES, Hints, in_json, json_of
 from pmstore._interchange.found import Found, Stored, Unsupported, damage, require
 from pmstore._interchange.source import Described, Format, Source, elsewhere, whole_elements
+from pmstore._store.held import off_streams
 from pmstore._values.as_json import to_json
 from pmstore._values.tensors import BITS, named
 
@@ -60,7 +61,7 @@ class Safetensors(Format):
         text += b" " * (-len(text) % 8)
         if len(text) > _HEAD:
             raise ValueError("the names and values take more than safetensors allows: 100 MB")
-        with open(path, "wb") as file:
+        with off_streams(lambda: open(path, "wb")) as file:
             file.write(len(text).to_bytes(8, "little") + text)
             for one in arrays:
                 for piece in source.flat(one, "C"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -191,3 +193,33 @@ def test_a_handler_that_progress_has_changed_and_that_comes_back_later(store: pm
         signal.raise_signal(signal.SIGINT)
     store["x"] = 1
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+CLOSED = """
+import os, sys
+import numpy as np
+import pmstore
+
+def progress(*_):
+    for stream in range(3):
+        try:
+            os.write(stream, b"progress")
+        except OSError:
+            pass
+
+with pmstore.open(sys.argv[1] + "/exported.pm") as store:
+    for number in range(3):
+        store[f"x{number}"] = np.arange(1000.0) + number
+    store.commit()
+    for stream in range(3):
+        os.close(stream)
+    pmstore.export(store, sys.argv[1] + "/x." + sys.argv[2], progress=progress)
+"""
+
+
+@pytest.mark.parametrize("format", ["npz", "safetensors"])
+def test_prints_into_closed_streams(format: str, store: pmstore.Store, tmp_path: Path) -> None:
+    subprocess.run([sys.executable, "-c", CLOSED, str(tmp_path), format], check=True, timeout=60)
+    assert pmstore.load_into(store, tmp_path / f"x.{format}") == 3
+    assert np.array_equal(store["x2"], np.arange(1000.0) + 2)
+    assert b"progress" not in (tmp_path / f"x.{format}").read_bytes()

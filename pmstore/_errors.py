@@ -298,6 +298,12 @@ def refused(error: OSError, path: str) -> Error:
     return kind(error.errno or kind.code, f"{path!r} can't be opened: {error.strerror or error}", path)
 
 
+def refuse_without(package: str, error: ModuleNotFoundError, text: str) -> None:
+    """Raise ModuleNotFoundError with a text that names the extra, if this package or a module of it is missing."""
+    if error.name is not None and error.name.partition(".")[0] == package:
+        raise ModuleNotFoundError(text, name=error.name) from error
+
+
 def class_of_write(number: int) -> type[OutOfSpaceError] | type[StoreIOError]:
     """The class of the error for a write of which the system gave this errno."""
     return OutOfSpaceError if number in (errno.ENOSPC, errno.EDQUOT) else StoreIOError

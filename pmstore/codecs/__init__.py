@@ -3,14 +3,13 @@
 It needs numcodecs, which ``pip install 'pmstore[archive]'`` brings.
 """
 
+from pmstore._errors import refuse_without
+
 try:
     from pmstore.codecs._lcdelta import LCDelta
     from pmstore.codecs._planes import Planes
 except ModuleNotFoundError as error:
-    if error.name is None or error.name.partition(".")[0] != "numcodecs":
-        raise
-    raise ModuleNotFoundError(
-        "pmstore.codecs needs numcodecs: pip install 'pmstore[archive]'", name=error.name
-    ) from error
+    refuse_without("numcodecs", error, "pmstore.codecs needs numcodecs: pip install 'pmstore[archive]'")
+    raise
 
 __all__ = ["LCDelta", "Planes"]

@@ -1,12 +1,11 @@
 """scikit-learn's decompositions, with their state in a store: a fit that is killed continues after its last commit."""
 
+from pmstore._errors import refuse_without
+
 try:
     from pmstore.decomposition._incremental_pca import IncrementalPCA
 except ModuleNotFoundError as error:
-    if error.name is None or error.name.partition(".")[0] != "sklearn":
-        raise
-    raise ModuleNotFoundError(
-        "pmstore.decomposition needs scikit-learn: pip install 'pmstore[sklearn]'", name=error.name
-    ) from error
+    refuse_without("sklearn", error, "pmstore.decomposition needs scikit-learn: pip install 'pmstore[sklearn]'")
+    raise
 
 __all__ = ["IncrementalPCA"]

@@ -1,12 +1,11 @@
 """scikit-learn's mixtures, with their state in a store: a fit that is killed continues after its last commit."""
 
+from pmstore._errors import refuse_without
+
 try:
     from pmstore.mixture._mixtures import BayesianGaussianMixture, GaussianMixture
 except ModuleNotFoundError as error:
-    if error.name is None or error.name.partition(".")[0] != "sklearn":
-        raise
-    raise ModuleNotFoundError(
-        "pmstore.mixture needs scikit-learn: pip install 'pmstore[sklearn]'", name=error.name
-    ) from error
+    refuse_without("sklearn", error, "pmstore.mixture needs scikit-learn: pip install 'pmstore[sklearn]'")
+    raise
 
 __all__ = ["BayesianGaussianMixture", "GaussianMixture"]

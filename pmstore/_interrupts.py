@@ -79,17 +79,13 @@ def _restore(own: list[tuple[int, int, _Note]]) -> None:
     """Give the program its handlers back. Those that are back may run in between, and raise."""
     try:
         for _, number, _ in own:
-            _put_back(number)
+            if type(note := getsignal(number)) is _Note:
+                before = signal(number, note.handler)
+                if before is not None and type(before) is not _Note:  # a handler that ran meanwhile has set it
+                    signal(number, before)
     except BaseException:
         _restore(own)
         raise
-
-
-def _put_back(number: int) -> None:
-    if type(note := getsignal(number)) is _Note:
-        before = signal(number, note.handler)
-        if before is not None and type(before) is not _Note:  # a handler that ran meanwhile has set it
-            signal(number, before)
 
 
 class later:
@@ -138,8 +134,7 @@ class later:
         elif _depth:  # 0: another thread entered, and this is the main one of a fork
             _depth = 0
             try:
-                for _, number, _ in _own:
-                    _put_back(number)
+                _restore(_own)
             except BaseException:  # of a handler, which may run as soon as a function is called
                 _restore(_own)
                 raise

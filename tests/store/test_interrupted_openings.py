@@ -151,7 +151,7 @@ def test_a_child_of_another_thread_has_its_handlers(request: pytest.FixtureReque
         out.extend(result)
 
     def profile(frame, event, argument):
-        if frame.f_code is interrupts._put_back.__code__:
+        if frame.f_code is interrupts._restore.__code__:
             sys.setprofile(None)
             fork()
 

@@ -225,15 +225,37 @@ def test_an_arrow_array_with_padding(store: Any) -> None:
     assert store["f"]["a"].to_pylist() == ["a", "bc"]
 
 
-def test_a_text_that_is_no_text(tmp_path: Any) -> None:
+@pytest.mark.parametrize(
+    ("data", "ends", "error"),
+    [
+        (b"a\xff", [0, 1, 2], "UTF8"),
+        (b"\xc3\xbc", [0, 1, 2], "UTF8"),  # half of a letter
+        (b"ab", [0, 5, 2], "out of bounds"),
+        (b"ab", [0, 2, 2, 1, 2], "non-monotonic"),
+    ],
+)
+def test_a_text_that_is_no_text(tmp_path: Any, data: bytes, ends: list[int], error: str) -> None:
     """It could not be read again."""
     arrow = pytest.importorskip("pyarrow")
-    offsets = arrow.py_buffer(np.array([0, 1, 2], np.int32))
-    array = arrow.Array.from_buffers(arrow.string(), 2, [None, offsets, arrow.py_buffer(b"a\xff")])
+    buffers = [None, arrow.py_buffer(np.array(ends, np.int32)), arrow.py_buffer(data)]
+    array = arrow.Array.from_buffers(arrow.string(), len(ends) - 1, buffers)
+    sound = arrow.array(["a", "b"])
     with pmstore.open(tmp_path / "store.pm") as store:
-        with pytest.raises(ValueError, match="UTF8"):
-            store["table"] = arrow.table({"a": array})
-        assert list(store) == []
+        for column in array, arrow.chunked_array([sound, array]), arrow.chunked_array([array, sound]):
+            with pytest.raises(ValueError, match=error):
+                store["table"] = arrow.table({"a": column})
+            assert list(store) == []
+
+
+def test_text_of_which_a_part_is_none(store: Any) -> None:
+    """What no row has is not looked at, and is not stored."""
+    arrow = pytest.importorskip("pyarrow")
+    offsets = arrow.py_buffer(np.array([1, 2, 3, 5], np.int32))
+    array = arrow.Array.from_buffers(arrow.string(), 3, [None, offsets, arrow.py_buffer(b"\xffab\xc3\xbc\xff")])
+    for begin, texts in (0, ["a", "b", "ü"]), (1, ["b", "ü"]), (2, ["ü"]):
+        store["f"] = arrow.table({"a": array[begin:]})
+        assert store["f"]["a"].to_pylist() == texts
+        assert column(store, "a").tobytes() == "".join(texts).encode()
 
 
 CHANGES_OF_POLARS = {

@@ -132,7 +132,7 @@ def _limit(which: int) -> int | None:
 
 def _file_system(directory: str) -> dict[str, str | None]:
     """Type and options of the mount that a directory is on, and the type below the upper layer of an overlay, if this
-    process sees that layer. mountinfo names a mount by its device."""
+    process sees that layer. mountinfo names a mount by its device; the files of btrfs have another one."""
     device = os.stat(directory).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     found: dict[str, str | None] = {"type": "unknown", "options": "", "upper": None}
@@ -143,7 +143,7 @@ def _file_system(directory: str) -> dict[str, str | None]:
         fields, more = left.split(" "), right.split(" ")
         point = _ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), fields[4])
         above = os.path.commonpath([point, real]) == point
-        if fields[2] == number and above and len(point) > longest:
+        if (fields[2] == number or more[0] == "btrfs") and above and len(point) > longest:
             longest = len(point)
             found = {"type": more[0], "options": ",".join([fields[5], *more[2:]]), "upper": None}
     upper = _upper_layer(found)

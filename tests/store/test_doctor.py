@@ -17,6 +17,7 @@ import pmstore
 from pmstore import _doctor
 from pmstore._cli import main
 from tests.conftest import MEMORY, Medium
+from tests.core.test_file_systems import KINDS, image_of, mounted
 
 
 def test_a_directory_that_works(medium: Medium, capsys: pytest.CaptureFixture[str]) -> None:
@@ -125,6 +126,16 @@ def test_what_a_file_system_keeps(
     notes = notes_of(tmp_path, capsys)
     assert expected in notes[0]
     assert not [note for note in notes[1:] if "power cut" in note]
+
+
+def test_a_mount_of_btrfs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The devices of its files are not those that mountinfo shows."""
+    with mounted(image_of(KINDS["btrfs"], tmp_path / "image"), "nobarrier") as directory:
+        assert "a power cut may take commits (it is mounted with 'nobarrier')" in notes_of(directory, capsys)[0]
+        inside = directory / "inside"
+        inside.mkdir()
+        with mounted(image_of(KINDS["ext2"], inside / "image"), "") as other:
+            assert "a commit survives a power cut" in notes_of(other, capsys)[0]
 
 
 @pytest.mark.parametrize("name", ["a b", "a\tb", "a\nb", "a\\040b", "a#b", "a\r\u2028b", "\udcff"])

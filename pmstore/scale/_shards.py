@@ -378,7 +378,8 @@ def _check_found(array: Any) -> None:
         raise FileNotFoundError(
             f"there is no zarr array {name!r} here: store it where the workers find it, too"
         ) from error
-    given, here = ((one.shape, one.dtype, one.chunks) for one in (array, found))
+    # zarr knows the order of the bytes only until the array is opened again
+    given, here = ((one.shape, one.dtype.newbyteorder("="), one.chunks) for one in (array, found))
     if given != here:
         texts = [f"one of {dtype}, {shape}, in chunks of {chunks}" for shape, dtype, chunks in (here, given)]
         raise ValueError(f"{name!r} is another array now: {texts[0]}, and it was {texts[1]}: open it again")

@@ -68,6 +68,15 @@ def test_a_worker_that_finds_another_array(other: dict[str, Any], tmp_path: Path
         shards[0]()
 
 
+@pytest.mark.parametrize("version", [2, 3])
+def test_numbers_in_another_order_of_bytes(version: int, tmp_path: Path) -> None:
+    """zarr 3 forgets the order when the array is opened again."""
+    made = zarr.create_array(tmp_path / "x.zarr", shape=X.shape, chunks=(13, 4), dtype=">f8", zarr_format=version)
+    made[:] = X
+    for array in made, zarr.open_array(tmp_path / "x.zarr"):
+        assert np.array_equal(np.concatenate([shard() for shard in shards_of(array)]), X)
+
+
 def test_an_array_in_memory_travels_once(tmp_path: Path) -> None:
     array = stored(zarr.storage.MemoryStore(), compressors=None)
     shards = shards_of(array)

@@ -7,6 +7,7 @@ weights, is one array, under the first of them.
 from __future__ import annotations
 
 import weakref
+from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import Any, NamedTuple
 
@@ -91,6 +92,7 @@ class ModuleTensors:
         self._counts = [(owner, len(owner.names())) for part in module.modules() for owner in _owners(part)]
         plain = {place.key: in_memory(place.tensor, repr(place.key)) for place in self._places}
         self.arrays = firsts({place.key: place.tensor for place in self._places})  # by key, the key of the array
+        self._tied = {key for key, count in Counter(self.arrays.values()).items() if count > 1}
         self._tensors = {key: plain[key] for key in dict.fromkeys(self.arrays.values())}  # by the key of an array
         # Several parameters may be one array, and each has a key of its own: that of its first place
         self.key_of = {id(place.tensor): place.key for place in reversed(self._places)}
@@ -162,6 +164,7 @@ class ModuleTensors:
                 raise DetachedError(_moved(place, now, kept))
             if take_buffers:
                 replaced.append((place, where, kept, now.clone()))  # it may be a view of this buffer or of another one
+        self._refuse_parted({self.arrays[place.key] for place, *_ in replaced} & self._tied)
         for place, where, kept, now in replaced:
             kept.copy_(now)
             self._put_back(place, where)
@@ -174,6 +177,20 @@ class ModuleTensors:
                 child is not (None if known is None else known()) for child, known in zip(now, children)
             ):
                 raise DetachedError(f"the module has other modules inside than at persist{_WHEN}")
+
+    def _refuse_parted(self, keys: set[str]) -> None:
+        """Raises DetachedError if buffers that are one array have different elements now."""
+        found: dict[str, tuple[str, bytes]] = {}
+        for place in self._places:
+            key = self.arrays[place.key]
+            if key in keys:
+                elements = ordered(place.owner[place.name].detach()).tobytes()
+                one, others = found.setdefault(key, (place.key, elements))
+                if elements != others:
+                    raise DetachedError(
+                        f"{one!r} and {place.key!r} of the module were one tensor at persist, and are different "
+                        "now: give each a tensor of its own before persist"
+                    )
 
     def look(self, mapping: NameMapping, turn: int) -> None:
         """Raises DetachedError if an array is not the store's any more: each turn looks at another one."""

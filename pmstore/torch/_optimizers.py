@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import operator
 import weakref
+from collections.abc import Mapping
+from itertools import chain, repeat
 from typing import Any
 
 import numpy as np
@@ -281,11 +283,14 @@ def stored_state(state: Any) -> Any:
 
 
 def given_state(stored: Any, now: Any) -> Any:
-    """The opposite of it. now: the state_dict that the object has, for the types."""
+    """The opposite of it. now: the state_dict that the object has, for the types. A new object's may have less in it
+    than the stored one."""
     if isinstance(stored, dict) and stored.keys() == {_TENSOR}:
         return restore(stored[_TENSOR], now)
-    if isinstance(stored, dict) and isinstance(now, dict):
-        return like_mapping({name: given_state(value, now.get(name)) for name, value in stored.items()}, now)
-    if type(stored) in (list, tuple) and type(now) is type(stored) and len(now) == len(stored):
-        return type(stored)(given_state(value, one) for value, one in zip(stored, now))
+    if isinstance(stored, dict):
+        own = now if isinstance(now, Mapping) else {}
+        return like_mapping({name: given_state(value, own.get(name)) for name, value in stored.items()}, now)
+    if type(stored) in (list, tuple):
+        others = now if isinstance(now, (list, tuple)) else ()
+        return type(stored)(given_state(value, one) for value, one in zip(stored, chain(others, repeat(None))))
     return stored

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 import pmstore
-from pmstore.torch import GradLog
+from pmstore.torch import GradLog, persist
 from pmstore.torch._full import Names
 from pmstore.torch._layout import Layout
 from pmstore.torch._rest import restore
@@ -66,6 +66,50 @@ def test_each_value_comes_back_with_its_type(tmp_path: Path) -> None:
             assert found[name] == value
     assert found["lists by default"]["new"] == [] and type(found["lists by default"]["x"][0]) is np.float16
     found["padded"]["b"] = 7  # it can be written
+
+
+class Grows:
+    """An average that takes its tensors at the first update: the state of a new one has none."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] = {"history": [], "average": {}}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"history": list(self.state["history"]), "average": dict(self.state["average"])}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.state = state
+
+
+def test_a_state_that_a_new_object_has_not_yet(tmp_path: Path) -> None:
+    def train(path: Path, *, steps: int, has_failed: bool = False) -> Any:
+        torch.manual_seed(0)
+        net, grows = nn.Linear(2, 2), Grows()
+        optimizer, other = torch.optim.Adam([net.weight]), torch.optim.SGD([net.bias], 0.1, momentum=0.9)
+
+        def step() -> None:
+            net(torch.ones(2)).square().sum().backward()
+            optimizer.step()
+            other.step()
+            grows.state["history"].append(net.bias.detach().clone())
+            grows.state["average"]["w"] = [{"x": (net.weight.detach() * 2, 1)}]
+
+        with pmstore.open(path) as store:
+            persist(net, optimizer, store, also={"other": other, "grows": grows})
+            for _ in range(steps):
+                with store.transaction():
+                    step()
+                if has_failed:
+                    with pytest.raises(KeyError), store.transaction():
+                        step()
+                        raise KeyError
+                net.zero_grad()
+            return [net.state_dict(), other.state_dict(), grows.state]
+
+    whole = repr(train(tmp_path / "whole.pm", steps=4))
+    train(tmp_path / "cut.pm", steps=2)
+    assert repr(train(tmp_path / "cut.pm", steps=2)) == whole
+    assert repr(train(tmp_path / "failed.pm", steps=4, has_failed=True)) == whole
 
 
 @pytest.mark.parametrize("value", [Point(1, 2), torch.Size([3])])

@@ -246,6 +246,26 @@ def test_a_module_that_is_not_in_the_store_any_more(store: pmstore.Store, move: 
     assert store.sequence == before
 
 
+@pytest.mark.parametrize("many", [1, 2])
+def test_tied_buffers_that_part(store: pmstore.Store, many: int) -> None:
+    """A store has one array for both. Equal values are taken, as of caches that each layer computes for itself."""
+    net = nn.ModuleList([nn.Linear(2, 2) for _ in range(2)])
+    for part, mean in zip(net, [torch.zeros(2)] * 2):
+        part.register_buffer("mean", mean)
+    persist(net, None, store)
+    for part in net:
+        part.mean = 0.5 * part.mean + 1
+    store.commit()
+    assert store["module/0.mean"].tolist() == [1, 1] and net[1].mean is net[0].mean
+    for number, part in enumerate(net[:many]):
+        part.mean = part.mean + number + 1
+    with pytest.raises(pmstore.DetachedError, match="'0.mean' and '1.mean' of the module were one tensor at persist"):
+        store.commit()
+    assert [part.mean.tolist() for part in net] == [[2, 2], [3, 3] if many == 2 else [1, 1]]
+    store.rollback()
+    assert [part.mean.tolist() for part in net] == [[1, 1], [1, 1]]
+
+
 @pytest.mark.parametrize(
     "change",
     [

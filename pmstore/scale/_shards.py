@@ -363,13 +363,16 @@ def _decoded(column: Any) -> Any:
 
 
 def _part(array: Any, begin: int, end: int) -> Any:
-    _check_found(array)
-    return np.asarray(array[begin:end])
+    dtype = _found_dtype(array)
+    return np.asarray(array[begin:end]).astype(dtype, copy=False)
 
 
-def _check_found(array: Any) -> None:
-    """Raise FileNotFoundError if a zarr array is not in its store here, or ValueError if it is another one. It came
-    with its metadata, and zarr takes chunks that it does not find for fill values."""
+def _found_dtype(array: Any) -> Any:
+    """The dtype that a zarr array has when it is opened here: zarr 3 forgets the order of the bytes.
+
+    Raises FileNotFoundError if it is not in its store here, or ValueError if it is another one. It came with its
+    metadata, and zarr takes chunks that it does not find for fill values.
+    """
     name = f"{array.store}/{array.path}".rstrip("/")
     try:
         mode = "r" if getattr(array.store, "read_only", True) else "r+"  # not every store has a copy for reading
@@ -378,11 +381,19 @@ def _check_found(array: Any) -> None:
         raise FileNotFoundError(
             f"there is no zarr array {name!r} here: store it where the workers find it, too"
         ) from error
-    # zarr knows the order of the bytes only until the array is opened again
-    given, here = ((one.shape, one.dtype.newbyteorder("="), one.chunks) for one in (array, found))
-    if given != here:
+    given, here = ((one.shape, one.dtype, one.chunks) for one in (array, found))
+    if given != here and not _forgot_order(array, found):
         texts = [f"one of {dtype}, {shape}, in chunks of {chunks}" for shape, dtype, chunks in (here, given)]
         raise ValueError(f"{name!r} is another array now: {texts[0]}, and it was {texts[1]}: open it again")
+    return found.dtype
+
+
+def _forgot_order(array: Any, found: Any) -> bool:
+    """Whether an array differs from itself, opened again, only in the order of bytes: its codecs know that, too."""
+    if array.metadata.zarr_format != 3 or found.metadata.zarr_format != 3:
+        return False
+    given, here = ((one.shape, one.chunks, one.metadata.codecs) for one in (array, found))
+    return given == here and array.dtype.kind in "biufcmMU" and bool(array.dtype.newbyteorder("=") == found.dtype)
 
 
 def _computed(block: Any) -> Any:

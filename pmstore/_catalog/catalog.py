@@ -4,7 +4,6 @@ transactions."""
 from __future__ import annotations
 
 import contextlib
-import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +14,7 @@ from pmstore._catalog import names as _names
 from pmstore._catalog.declaration import Declaration
 from pmstore._catalog.kinds import ARRAY, BLOB, DERIVED, INLINE, LIST, OBJECT
 from pmstore._catalog.lists import PersistentList, count_elements
+from pmstore._catalog.live import LiveArrays
 from pmstore._catalog.lost_updates import LostUpdates
 from pmstore._catalog.names import ATTRIBUTES_PREFIX, DERIVED_PREFIX, NAME_PREFIX, OBJECT_PREFIX, key_of, name_of
 from pmstore._catalog.rows import filling
@@ -78,7 +78,7 @@ class Catalog:
         self.inherited = False  # in a fork of the process that wrote the store
         self.lost_updates = LostUpdates(self._stored)
         # By offset of the extent. A detached array whose place has a new owner has a key below 0, see new_extent.
-        self._live: weakref.WeakValueDictionary[int, Array] = weakref.WeakValueDictionary()
+        self._live = LiveArrays()
         self._shadowed: set[int] = set()  # offsets of arrays that may be alive although `_live` doesn't know them
         self.list_names: dict[int, dict[str, None]] = {}  # by id of a list that was renamed, the names that it had
         self.grown = growing.Grown()
@@ -415,14 +415,14 @@ class Catalog:
         self.importing = False
         self.read_only = True
         self.lost_updates.clear()
-        self._live = weakref.WeakValueDictionary()
+        self._live = LiveArrays()
         self._shadowed = set()
 
     def close(self, *, discard: bool = False, exiting: bool = False) -> None:
         """Close the core. Live arrays become read-only, and keep their bytes. After OutOfMemoryError the core is
         open."""
         with self.lock:
-            arrays = list(self._live.values())
+            arrays = self._live.all()
             try:
                 self.core.close(discard=discard, exiting=exiting)
             finally:
@@ -569,7 +569,7 @@ class Catalog:
         offset = self.core.alloc(length)
         # The memory of a live buffer is not reused (I9), but that of an array with two slots may lie over its other
         # slot.
-        detached = self._live.pop(offset, None)
+        detached = self._live.pop(offset)
         if detached is not None:
             self._live[-id(detached)] = detached  # close() still has to find it
         return offset

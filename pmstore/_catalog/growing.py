@@ -394,7 +394,7 @@ def _freeze(catalog: Catalog, name: str, offset: int, old: Array, nbytes: int) -
     sequence, start, found = catalog.core.sequence, address_of(old), []
     catalog.grown.frozen = [one for one in catalog.grown.frozen if one[0] == sequence]
     catalog.grown.made = [one for one in catalog.grown.made if one[0] == sequence]
-    for array in list(catalog._live.values()):
+    for array in catalog._live.all():
         if start <= address_of(array) < start + len(old):
             found.append(weakref.ref(array))
             if array.flags.writeable:

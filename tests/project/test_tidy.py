@@ -132,7 +132,7 @@ C_ORDER = {
 }
 PYTHON_ORDER = {
     "_catalog": [
-        "kinds names undo",
+        "kinds live names undo",
         "declaration lost_updates rows",
         "attributes growing listing lists objects catalog",
         "copying",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import itertools
 import operator
 import signal
 import sys
@@ -146,6 +147,19 @@ def test_an_interrupt_at_any_moment_leaves_the_handler(store):
             now = signal.getsignal(signal.SIGINT)
         assert now is signal.default_int_handler, n
     assert n > 10
+
+
+def test_an_array_that_a_handler_reads_while_others_are_forgotten(store):
+    store.update(one=np.zeros(3), other=np.zeros(3))
+    for moment in itertools.count(1):
+        held = []
+        store._catalog._live._room = 0  # what is gone is forgotten by the next reading
+        with signal_at(moment, lambda *_, held=held: held.append(store["one"])) as sent:
+            store["other"]
+        if not sent:
+            break
+        assert store["one"] is held[0]
+    assert moment > 10
 
 
 def test_nothing_of_python_runs_after_a_transaction_was_left(store):

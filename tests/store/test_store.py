@@ -6,11 +6,13 @@ import copy
 import dataclasses
 import gc
 import re
+import sys
 import warnings
 from collections.abc import MutableMapping
 
 import numpy as np
 import pytest
+import scipy.sparse
 
 import pmstore
 from pmstore._values.array import address_of
@@ -79,6 +81,27 @@ def test_live_arrays_are_one_object(store):
     view[:] = 7
     assert (store["w"][1] == 7).all()
     assert store["w"] is view.base
+
+
+def test_no_code_runs_when_an_array_goes(store):
+    """An interrupt that came in it would be lost."""
+    store["a"], store["s"] = np.zeros(3), scipy.sparse.eye_array(3).tocsr()
+    found = [store["a"], store["s"]]
+    calls: list[str] = []
+    sys.setprofile(lambda frame, event, _: calls.append(f"{frame.f_code.co_name} {event}"))
+    found.clear()
+    sys.setprofile(None)
+    assert not [call for call in calls if call.endswith(" call")]
+    assert store["a"].size == 3
+
+
+def test_arrays_that_are_gone_are_forgotten(store):
+    kept = [store.create_array(f"kept/{i}", 3) for i in range(100)]
+    for i in range(500):
+        store[f"gone/{i}"] = np.zeros(3)
+        store[f"gone/{i}"]
+    assert all(store[f"kept/{i}"] is array for i, array in enumerate(kept))
+    assert len(store._catalog._live._found) < 400
 
 
 def test_changes_are_found_without_a_living_array(open_store):

@@ -192,6 +192,30 @@ def test_I9_an_array_where_a_shorter_one_was_that_a_reader_asked_for(open_store:
             assert (y == 2).all()
 
 
+def test_I9_an_array_before_one_that_the_writer_has_in_use(open_store: Open) -> None:
+    """The one behind it is larger, and no reader maps it."""
+    with with_constant(open_store) as writer:
+        writer["behind"] = np.zeros(2 * N)
+        writer.commit()
+        assert offset_of(writer, "behind") > offset_of(writer, "x")
+    with open_store(mode="r+", max_size=64 << 20) as writer, open_store(mode="r") as reader:
+        behind, x = writer["behind"], reader["x"]
+        del writer["x"]
+        writer.commit()
+        fill_space(writer)
+        assert (x == 1).all() and (behind == 0).all()
+
+
+def test_I9_an_array_that_another_one_replaces(open_store: Open) -> None:
+    """The name is never free in between."""
+    with with_constant(open_store) as writer, open_store(mode="r") as reader:
+        x = reader["x"]
+        writer["x"] = np.full(N, 9.0)
+        writer.commit()
+        fill_space(writer)
+        assert (x == 1).all() and (writer["x"] == 9).all()
+
+
 def test_I9_the_hashes_of_an_array_that_a_reader_maps_keep_their_page(open_store: Open) -> None:
     """They have a page of their own. A check of the snapshot reads them."""
     with open_store(mode="x", max_size=64 << 20) as writer:

@@ -215,7 +215,26 @@ def waits(directory: str) -> None:
     writer.store.close()
 
 
+def ends(directory: str) -> None:
+    """The writer commits and ends when a reader has looked for commits, just before it asks whether anybody writes."""
+    path = Path(directory) / "s.pm"
+    writer = Writer(path, 10**15)
+    fd = os.open(path, os.O_RDONLY)
+    waiter = Waiter(fd, lambda: None)
+    known = writer.store.sequence
+
+    def commit_and_end() -> None:
+        writer.store["n"] += 1
+        writer.store.close()
+
+    with called("fault_asks", commit_and_end):
+        assert waiter.wait(known, 0.7) == (known + 1, "commit")
+    assert waiter.wait(known + 1, 0.7) == (known + 1, "closed")
+    del waiter
+    os.close(fd)
+
+
 @pytest.mark.no_sanitizer  # which is preloaded, as the shim is
-@pytest.mark.parametrize("case", [requests, other_locks, threads, readers, waits])
+@pytest.mark.parametrize("case", [requests, other_locks, threads, readers, waits, ends])
 def test_I21_pauses_for_readers(case: Callable[[str], None], directory: Path, fault_library: Path) -> None:
     shim.call(fault_library, case, directory)

@@ -8,6 +8,7 @@ long fault_woken;      /* how often it has woken those that wait for a commit */
 unsigned fault_woken_at; /* the value that they wait for a change of */
 void (*fault_looks)(void); /* called when the code looks at the coarse clock, once */
 void (*fault_sleeps)(void); /* called whenever the code has slept */
+void (*fault_asks)(void); /* called before the code asks who has a lock, once */
 
 int clock_gettime(clockid_t clock, struct timespec *time)
 {
@@ -31,6 +32,18 @@ int nanosleep(const struct timespec *time, struct timespec *left)
     fault_clock += time->tv_sec * 1000000000 + time->tv_nsec;
     if (fault_sleeps) fault_sleeps();
     return 0;
+}
+
+int fcntl(int fd, int command, ...)
+{
+    NEXT(fcntl);
+    va_list rest;
+    va_start(rest, command);
+    long argument = va_arg(rest, long);
+    va_end(rest);
+    void (*asks)(void) = command == F_OFD_GETLK && OF_THE_CODE ? fault_asks : NULL;
+    if (asks) fault_asks = NULL, asks();
+    return next(fd, command, argument);
 }
 
 /* a: the arguments of futex, here and below. */

@@ -123,6 +123,21 @@ def test_an_array_that_is_damaged_is_not_read(tmp_path: Path, count: int) -> Non
                 read()
 
 
+@pytest.mark.parametrize("pages", [-2, 0, 2])
+def test_an_array_that_reaches_beyond_the_region_is_damaged(tmp_path: Path, pages: int) -> None:
+    """It is not one that a later commit has changed, after which a program would read the next snapshot."""
+    path = tmp_path / "store.pm"
+    with pmstore.open(path, "x", media="file") as store:
+        store["a"] = np.arange(2000.0)
+    image = Image(path)
+    image.change_cell(b"na", offset=image.region_size + pages * PAGE)
+    image.save()
+    with pmstore.open(path, "r") as reader:
+        for read in (lambda: reader["a"], lambda: reader.read("a"), lambda: reader.read(("a", np.s_[4:8]))):
+            with pytest.raises(pmstore.CorruptStoreError):
+                read()
+
+
 @pytest.mark.parametrize("commits", [3, 4])
 def test_a_damaged_table_of_slots_is_no_reason_to_read_the_other_slot(tmp_path: Path, commits: int) -> None:
     """It has the commit before, whose hashes are sound."""

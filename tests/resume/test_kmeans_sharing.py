@@ -30,6 +30,7 @@ from pmstore._resume import sklearn as _sklearn  # noqa: E402
 from pmstore._store import held  # noqa: E402
 from pmstore.cluster import KMeans  # noqa: E402
 from pmstore.cluster._lloyd import Lloyd  # noqa: E402
+from tests.conftest import run_in_fork  # noqa: E402
 from tests.store.test_transactions import in_thread  # noqa: E402
 from tests.support.interrupting import signalled_at  # noqa: E402
 
@@ -285,6 +286,18 @@ def test_a_fit_is_leased_until_its_store_is_closed(path: Path, monkeypatch: pyte
     monkeypatch.setattr(pmstore.Store, "close", watched)
     KMeans(3, n_init=1, store=path).fit(BLOBS)
     assert leased == [True] and not held.is_leased(str(path))
+
+
+def test_a_store_is_not_leased_for_a_fork(path: Path) -> None:
+    """A child that waits would not give up. Constant arrays that are alive at a fork need a lock of their own."""
+    with pmstore.open(path) as store:
+        x = store.create_array("x", 1000, fill_value=1.0, writeable=False)
+        store.commit()
+        run_in_fork(x.sum)
+        assert not held.is_leased(store.path)
+        with store._leased():
+            assert held.is_leased(store.path)
+        assert not held.is_leased(store.path)
 
 
 def test_a_parent_that_has_the_store_open_is_not_waited_for(path: Path, child: Callable[..., Any]) -> None:

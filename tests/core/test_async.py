@@ -546,6 +546,27 @@ def test_space_that_waits_for_a_sync_is_used_before_the_file_grows(tmp_path: Pat
         assert store.stats().region_size < 2 << 20
 
 
+def test_the_last_pages_of_a_region_of_over_128_mebibytes(tmp_path: Path) -> None:
+    """What is known of its pages takes more than a page of memory."""
+    with pmstore.open(tmp_path / "s.pm", "x", durability="async", sync_interval=1000, max_size=256 << 20) as store:
+        x = store.create_array("x", 17_200_000)
+        store.commit()
+        x[-1000:] = 1
+        store.commit()
+        size = store.stats().region_size
+        assert 128 << 20 < size < 140 << 20
+        store.sync()
+        x[-1000:] = 2
+        store["y"] = np.ones(5000)
+        store.commit()
+        x[-1000:] = 3
+        store.rollback()
+        assert (x[-1000:] == 2).all() and not x[:-1000].any()
+        assert store.stats().region_size == size
+    with pmstore.open(tmp_path / "s.pm", "r", verify=True) as store:
+        assert store["x"].sum() == 2000 and (store["y"] == 1).all()
+
+
 def test_the_plans_of_the_battery_have_all_of_these() -> None:
     planned = {workload for _, runs, options in PLANS if "durability" in options for workload in runs}
     assert {lazily, freed_late, flipped_late} <= planned

@@ -10,6 +10,7 @@ import errno
 import fcntl
 import mmap
 import os
+import re
 import shutil
 import socket
 import struct
@@ -415,6 +416,29 @@ def test_huge_pages(tmp_path: Path, huge: str) -> None:
             del w
     finally:
         subprocess.run(["umount", "-l", place], check=True)
+
+
+def advice(address: int) -> set[str]:
+    """The flags of the mapping that has this address."""
+    inside = False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if mapped := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
+            inside = int(mapped[1], 16) <= address < int(mapped[2], 16)
+        elif inside and line.startswith("VmFlags:"):
+            return set(line.split()[1:])
+    raise AssertionError("nothing is mapped there")
+
+
+@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the kernel has no huge pages")
+def test_arrays_that_outlive_their_store_are_not_given_huge_pages(tmp_path: Path) -> None:
+    """Each small array would take 2 MiB of a kernel that gives them unasked."""
+    with pmstore.open(tmp_path / "s.pm", "x") as store:
+        first = store.create_array("first", 1000, fill_value=1.0)
+        store["between"] = np.zeros(3 << 18)
+        last = store.create_array("last", 1000, fill_value=2.0)
+        store.commit()
+    assert all("nh" in advice(address_of(array)) for array in (first, last))
+    assert (first == 1).all() and (last == 2).all()
 
 
 @pytest.mark.long

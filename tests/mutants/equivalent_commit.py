@@ -274,4 +274,23 @@ OF_COMMIT = [
         "Without a huge page the disk fetches from more pieces of memory: only the time differs.",
         "writer->huge",
     ),
+    Equivalent(
+        "csrc/log/writer.c",
+        "if (writer->early && pm_writer_length(writer) >= writer->written + PM_PIECE) write_pieces(writer);",
+        "As on a disk, the pieces are written when the stage is full, or at the end: only the time differs.",
+        "(void)0;",
+    ),
+    Equivalent(
+        "csrc/commit/candidates.c",
+        "size_t room = most + most + region->buffer_count + 1; "
+        "/* never 0: the memory of an empty list could be NULL */",
+        "Without a candidate nothing is read from the list, and all others have room without the one more.",
+        "(1 - 1)",
+    ),
+    Equivalent(
+        "csrc/commit/direct.c",
+        "uint64_t unit = period * PM_PAGE <= CHUNK ? period * PM_PAGE : pattern_length;",
+        "Only a pattern of 1 MiB comes again after exactly 1 MiB of pages, so that both numbers are the same.",
+        "period * PM_PAGE < CHUNK",
+    ),
 ]

@@ -541,4 +541,11 @@ OF_MEDIA = [
         "A fence has no range: nothing reads its length.",
         "0, (0 + 1)",
     ),
+    Equivalent(
+        "csrc/media/file.c",
+        "if (done <= 0) return true;",
+        "It is of whole blocks of a disk, of which a simulated fault lets half through: never a single byte.",
+        "(0 + 1)",
+        "do_one_begun",
+    ),
 ]

@@ -159,4 +159,11 @@ OF_READER = [
         "The core takes no descriptor below 3.",
         "locked > 0",
     ),
+    Equivalent(
+        "csrc/reader/snapshot.c",
+        "if (snapshot->locked < 0) PM_TRY(open_locked(snapshot));",
+        "The core takes no descriptor below 3.",
+        "locked <= 0",
+        "lock_pages",
+    ),
 ]

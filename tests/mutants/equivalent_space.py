@@ -302,4 +302,18 @@ OF_SPACE = [
         "page <= end",
         "pm_page_set_next",
     ),
+    Equivalent(
+        "csrc/dirty/page_set.c",
+        "for (; page + 64 <= end; page += 64) count += (uint64_t)__builtin_popcountll(set->bits[page / 64]);",
+        "The pages of the last word are counted one by one.",
+        "page + 64 < end",
+        "pm_page_set_count",
+    ),
+    Equivalent(
+        "csrc/space/heap.c",
+        "for (const uint64_t *word = map->words + page % PM_MAP_PAGES / 32; page + 32 < end; page += 32, word++)",
+        "A last word without a free page is skipped here instead of by the caller, to the same place.",
+        "page + 32 <= end",
+        "skip_full",
+    ),
 ]

@@ -285,7 +285,10 @@ def persist(
         state, as ZeroRedundancyOptimizer. Ranks that have parts of the parameters (FSDP) can't share a store.
     TransactionError
         The arguments of another rank are wrong, or rank 0 failed.
-    NameConflictError, ReadOnlyStoreError, OutOfSpaceError, ClosedStoreError
+    InvalidNameError, NameConflictError
+        The group has other names. Or keys of the module, in which a ``/`` makes a group, are no names of a store: "a"
+        and "a/b" can't be in it both.
+    ReadOnlyStoreError, OutOfSpaceError, ClosedStoreError
 
     A step raises ClosedStoreError after the store was closed, and DetachedError after the module has got other memory,
     as by ``module.half()``. Such a commit raises DetachedError, too.

@@ -37,6 +37,9 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "fused": lambda p: torch.optim.Adam(p, 0.01, fused=True),
     "foreach": lambda p: torch.optim.Adam(p, 0.01, foreach=True),
     "a tensor as rate": lambda p: torch.optim.Adam(p, torch.tensor(0.01), foreach=False),
+    "tensors as betas": lambda p: torch.optim.Adam(
+        p, torch.tensor(0.01), (torch.tensor(0.9), torch.tensor(0.99)), foreach=False
+    ),
     "Adagrad": lambda p: torch.optim.Adagrad(p, 0.1),
     "Adadelta": torch.optim.Adadelta,
     "Adamax": torch.optim.Adamax,

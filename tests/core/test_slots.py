@@ -340,14 +340,16 @@ def test_more_arrays_than_can_have_two_slots(medium):
         store.commit()
         for _ in range(4):
             for x in arrays:
-                x += 1
+                x[1:] += 1  # a page of the table may lie before one that begins with zeros
             store.commit()
         for x in arrays[::3]:  # so that the slots that are current have no regular order
-            x += 1
+            x[1:] += 1
         store.commit()
         assert store.check().ok
     with pmstore.open(medium.directory / "many.pm", verify=True) as store:
-        assert all((store[f"x{i:04}"] == (4.0 if i % 3 else 5.0)).all() for i in range(1100))
+        for i in range(1100):
+            x = store[f"x{i:04}"]
+            assert x[0] == 0 and (x[1:] == (4.0 if i % 3 else 5.0)).all()
 
 
 def test_all_of_them_change_places_with_as_many_others(medium):

@@ -274,7 +274,7 @@ def test_I10_what_was_found_is_not_forgotten_when_the_store_grows(open_store: Op
     """Asking for pending changes finds them, and the notes about them move when the file grows."""
     store = open_store()
     w = tracked(store)
-    w[17] = w[200] = -5
+    w[17] = w[200] = w[-1] = -5
     assert store._catalog.core.pending()
     store["large"] = np.zeros(20 << 20, "u1")
     store.commit()

@@ -9,7 +9,7 @@ import pytest
 
 import pmstore
 from pmstore._core import Entry
-from tests.support.images import REGION, Image
+from tests.support.images import PAGE, REGION, Image
 
 LONGEST = 760  # bytes of a name, and of a value that its entry carries: a page has room for two and a half of these
 
@@ -120,3 +120,28 @@ def test_the_last_page_is_joined_with_the_one_before(open_store):
     store.commit()
     assert list(store) == [*kept, "a"] and store.check().ok
     assert store.stats().region_used == used
+
+
+def test_a_division_takes_all_its_pages_or_none(open_store):
+    """It needs a page for each level of the tree that is full, and one for a new root."""
+    store = open_store(max_size=1 << 20)
+    core = store._catalog.core
+    taken, refused = [], []
+    with pytest.raises(pmstore.OutOfSpaceError):
+        while True:
+            taken.append(core.alloc(PAGE - 8))
+    for i in range(60):
+        name, again = f"{i * 37 % 60:0700}".encode(), 0
+        while True:
+            used = store.stats().region_used
+            try:
+                core.put(name, Entry(0, 0, 1, 0, b""))
+                break
+            except pmstore.OutOfSpaceError:
+                assert store.stats().region_used == used
+                core.free(taken.pop(), PAGE - 8)
+                again += 1
+        refused.append(again)
+    assert set(refused) >= {0, 1, 2, 3}
+    store.commit()
+    assert not core.check()

@@ -93,6 +93,7 @@ def test_a_store_that_grows_shows_its_file_and_no_more(open_store) -> None:
 def test_a_store_outgrows_the_addresses_that_it_kept(medium: Medium) -> None:
     def child() -> str:
         limit_addresses(700 * MIB)  # so few are kept at first
+        other = pmstore.open(medium.directory / "other", media=medium.name)  # which is open as well
         with pmstore.open(medium.directory / "s", media=medium.name) as store:
             w = store.create_array("w", 1000, fill_value=1)
             place = w.ctypes.data
@@ -102,6 +103,7 @@ def test_a_store_outgrows_the_addresses_that_it_kept(medium: Medium) -> None:
                 store.commit()
             assert store.stats().region_size > 96 * MIB
             assert store["w"].ctypes.data == place and (w == 5).all() and store.check().ok
+        other.close()
         with pmstore.open(medium.directory / "s", "r", media=medium.name) as store:
             assert all((store[f"a{i}"] == i).all() for i in range(4)) and (store["w"] == 5).all()
         return "fine"

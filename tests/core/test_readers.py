@@ -215,6 +215,24 @@ def test_all_contents_that_are_wanted_are_in_the_snapshot(medium: Medium) -> Non
         core.close()
 
 
+def test_small_arrays_are_of_the_snapshot_whatever_follows(medium: Medium) -> None:
+    """They are copied with it, as far as they take a mebibyte together: one after another, and no large one."""
+    with pmstore.open(medium.directory / "store.pm", "x", media=medium.name) as store:
+        store.update({f"{i}": np.zeros(100_000, "u1") for i in range(15)}, large=np.zeros(1 << 19, "u1"))
+        store.commit()
+        with pmstore.open(store.path, "r") as reader:
+            for name in store:
+                store[name][0] = 1
+            store.commit()
+            store._catalog.core.checkpoint()
+            shown = []
+            for name in reader:
+                with contextlib.suppress(pmstore.StaleSnapshotError):
+                    assert (reader[name] == 0).all()
+                    shown.append(name)
+    assert "large" not in shown and len(shown) == (1 << 20) // 100_000
+
+
 def test_the_process_that_writes_reads_its_own_commits(medium: Medium) -> None:
     with pmstore.open(medium.directory / "store.pm") as store:
         for k in range(5):

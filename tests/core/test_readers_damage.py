@@ -100,6 +100,40 @@ def test_a_file_that_is_cut_short_under_a_reader(tmp_path: Path) -> None:
                     call()
 
 
+def test_a_damaged_file_that_is_cut_short_while_a_reader_copies_it(tmp_path: Path) -> None:
+    """Damaged metadata are left out of the copy. A reader that could not read a page for another reason gives up."""
+    path = tmp_path / "store.pm"
+    with pmstore.open(path, "x", media="file") as store:
+        store["a"] = np.arange(3000.0)
+    image = Image(path)
+    image.bytes[REGION + image.tree + 200] ^= 1
+    reads = 0
+
+    def opens(cut_at: int) -> bool:
+        nonlocal reads
+        reads = 0
+
+        def cut() -> None:
+            nonlocal reads
+            reads += 1
+            if reads == cut_at:
+                os.truncate(path, 4 * PAGE)
+
+        image.save()
+        with before_each_read(cut):
+            try:
+                pmstore.open(path, "r").close()
+            except pmstore.CorruptStoreError as error:
+                assert "truncated" in str(error)
+                return False
+        return True
+
+    assert opens(0)
+    every = reads
+    opened = {at: reads for at in range(1, every + 1) if opens(at)}
+    assert len(opened) < every / 2 and set(opened.values()) <= {every}, "nothing was left to be read"
+
+
 @pytest.mark.parametrize("count", [20, 2000, 200_000], ids=["in a slab", "small", "large"])
 def test_an_array_that_is_damaged_is_not_read(tmp_path: Path, count: int) -> None:
     path = tmp_path / "store.pm"

@@ -38,6 +38,12 @@ OF_READER = [
     ),
     Equivalent(
         "csrc/reader/pages.c",
+        "t->unapplied_from = t->unapplied_to = 0;",
+        "Of an empty range all that is asked is whether its ends are the same: the next page sets both.",
+        "(0 + 1)",
+    ),
+    Equivalent(
+        "csrc/reader/pages.c",
         "t->complete = t->added < AT_ONCE && t->queued < QUEUED_MOST;",
         "One more pass finds nothing to copy, and is the last one.",
         "(void)0;",

@@ -264,6 +264,12 @@ OF_SPACE = [
     ),
     Equivalent(
         "csrc/space/catalog.c",
+        "return how->by < 0 && number > least ? least : number;",
+        "Without a shift `least` is the first number that changes, and smaller numbers alone come here.",
+        "how->by <= 0",
+    ),
+    Equivalent(
+        "csrc/space/catalog.c",
         "memset(at + length - 8, 0, 8);",
         "Who reads rows goes by their lengths, which leave the padding out.",
         "(void)0;",

@@ -19,6 +19,7 @@ from tests.conftest import Medium, run_in_fork
 from tests.core.test_readers import BEGUN_BYTE, WRITER_BYTE
 from tests.support import shim as shims
 from tests.support.images import MAP, PAGE, REGION, Image
+from tests.support.logs import Record, extent, run, write_log
 from tests.support.shim import variable
 
 MARKER = 2048  # the place of the durable marker: a sequence number, and its checksum
@@ -188,6 +189,28 @@ def test_a_damaged_table_of_slots_is_no_reason_to_read_the_other_slot(tmp_path: 
     image.save()
     with pytest.raises(pmstore.CorruptStoreError, match=f"offset {table} is damaged"):
         pmstore.open(path, "r")
+
+
+@pytest.mark.parametrize("behind", [False, True])
+def test_I20_a_record_declares_a_slot_before_or_behind_what_it_logs(tmp_path: Path, behind: bool) -> None:
+    path = tmp_path / "store.pm"
+    with pmstore.open(path, "x", media="file") as store:
+        x = store.create_array("x", 140_000, "f8")
+        for _ in range(4):
+            store.commit()
+            x += 1
+    image = Image(path)
+    table = image.get(0, 2160)
+    first, second, base = (image.get(table, 64 + at) for at in (0, 8, 24))
+    bit = 1 - (image.word(88) & 1)
+    declared = extent(image, first if bit == base else second, np.full(140_000, 9.0).tobytes(), slot=bit)
+    items = [declared, run(0, bytes(image.bytes[REGION : REGION + PAGE]))]
+    write_log(image, [Record(items[::-1] if behind else items, knows=0)])
+    image.save()
+    with pmstore.open(path, "r") as reader:
+        assert (reader["x"] == 9).all()
+    with pmstore.open(path, "r+") as store:
+        assert (store["x"] == 9).all()
 
 
 def test_an_array_between_pages_takes_none_with_it(tmp_path: Path) -> None:

@@ -305,15 +305,20 @@ def test_a_reader_that_comes_late_and_lacks_memory_says_so(fault_library: Path, 
     shims.call(fault_library, refused_to_a_late_reader, directory)
 
 
-def refused_to_a_recorder(folder: str) -> None:
+def refused_to_a_recorder(folder: str, durability: Any) -> None:
     path = Path(folder) / "recorded.pm"
     with pmstore.open(path, "x", media="file") as store:
         store["a"] = np.zeros(20_000)
-    for at in each_request(4):
+        store.commit()
+        store["a"][:] = -1
+        store.commit()
+        killed = path.read_bytes()
+    for at in each_request(12):
+        path.write_bytes(killed)
         begin_memory(ONCE, at)
         with contextlib.suppress(pmstore.OutOfMemoryError):
             with Recorder(path, "file") as recorder:
-                store = pmstore.open(path, "r+")
+                store = pmstore.open(path, "r+", durability=durability)
                 try:
                     store["a"][:] = at
                     store.commit()
@@ -323,8 +328,9 @@ def refused_to_a_recorder(folder: str) -> None:
         shims.end()
 
 
-def test_a_recording_that_lacks_memory_says_so(fault_library: Path, directory: Path) -> None:
-    shims.call(fault_library, refused_to_a_recorder, directory)
+@pytest.mark.parametrize("durability", ["sync", "async"])
+def test_a_recording_that_lacks_memory_says_so(fault_library: Path, directory: Path, durability: str) -> None:
+    shims.call(fault_library, refused_to_a_recorder, directory, durability)
 
 
 REPLACEMENTS: list[Callable[[pmstore.Store], object]] = [

@@ -93,7 +93,13 @@ static void *look(void *unused)
     for (unsigned i = 0; i < rounds / 10; i++) {
         pm_statistics statistics;
         pm_report *report;
+        pm_range range;
+        unsigned a = i % ARRAYS;
         MUST(pm_stats(store, &statistics));
+        if (!pm_holds(store, pm_buffer_address(buffers[a]), lengths[a], &range, 0)) {
+            printf("an array is not the store's\n");
+            exit(1);
+        }
         MUST(pm_check(store, &report));
         if (pm_report_count(report)) {
             printf("check: %s\n", pm_report_get(report, 0)->text);

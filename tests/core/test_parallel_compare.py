@@ -21,6 +21,7 @@ from tests.conftest import LONGER, Medium
 from tests.core.test_trackers import committed
 from tests.store.test_threads_fork import in_fork, signals_blocked
 from tests.support.places import offset_of
+from tests.support.programs import CSRC, compiled
 
 PAGE = 512  # float64
 PAGES = 1500  # two threads compare 1024 pages and more, 64 at a time, as they stand in the file
@@ -169,6 +170,20 @@ def test_a_second_thread_compares_a_part(tmp_path: Path) -> None:
             if sum(count for thread, count in page_faults().items() if thread not in before) > 10:
                 return
     raise AssertionError("it did nothing")
+
+
+def test_what_is_withdrawn_has_ended_or_never_begins(tmp_path: Path) -> None:
+    """The comparison's state may be gone then."""
+    if len(os.sched_getaffinity(0)) == 1:
+        pytest.skip("there is no second thread")
+    sources = [
+        Path(__file__).with_name("helper.c"),
+        *(CSRC / f"base/{one}.c" for one in ("helper", "thread", "schedule")),
+    ]
+    program = compiled(tmp_path / "helper", sources, "-pthread")
+    done = subprocess.run([program, "200"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert 100 < int(done.stdout) < 590
 
 
 def test_pages_of_ones_that_change(store: pmstore.Store) -> None:

@@ -128,9 +128,9 @@ static pm_status finalize_records(pm_store *store)
 {
     pm_async *async = store->async;
     PM_CHECK(async->running && async->done && async->result == PM_OK); /* I3, I14 */
+    PM_CHECK(async->first < async->snapshot_count); /* a snapshot is taken only if a commit is pending */
     store->image.durable = false;
-    uint64_t from = store->log.head, place = store->log.header.log_offset;
-    if (async->first < async->snapshot_count) from = (uint64_t)async->records[async->first] * PM_PAGE;
+    uint64_t from = (uint64_t)async->records[async->first] * PM_PAGE, place = store->log.header.log_offset;
     PM_TRY(pm_media_readable(&store->media, place + from, store->log.head - from, "the log"));
     for (size_t i = async->snapshot_count; i-- > async->first;)
         PM_TRY(finalize_record(store, (uint64_t)async->records[i] * PM_PAGE));

@@ -54,7 +54,7 @@ void pm_parallel_compare_begin(pm_parallel_compare *s, pm_region *region, pm_hel
 
 uint64_t pm_parallel_compare_next(pm_parallel_compare *s, uint64_t page, uint64_t end)
 {
-    while (page < s->to && page < end) {
+    while (page < s->to) {
         uint64_t part = (page / WORD - s->first) / s->part, part_end = (s->first + (part + 1) * s->part) * WORD;
         /* If no part is left, the other thread compares this one. */
         while (!s->compared[part])

@@ -379,4 +379,18 @@ EQUIVALENT = [
         "A prefetch of another address does nothing that a program could notice.",
         "bytes - ahead",
     ),
+    Equivalent(
+        "csrc/dirty/tracker.c",
+        "if (regions < 0 && errno == EINTR && how.walk_end > how.start) regions = 0;",
+        "What is set to 0 is 0 already.",
+        "regions < (0 + 1)",
+    ),
+    Equivalent(
+        "csrc/dirty/page_set.c",
+        "for (; page < end && page % 64; page++) count += pm_page_set_has(set, page);",
+        "Pages up to the next multiple of 64, whose bits are in the same word, count, too. The number only decides "
+        "whether a second thread compares.",
+        "||",
+        "pm_page_set_count",
+    ),
 ]

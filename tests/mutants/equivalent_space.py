@@ -321,5 +321,17 @@ OF_SPACE = [
         "A last word without a free page is skipped here instead of by the caller, to the same place.",
         "page + 32 <= end",
         "skip_full",
+        "csrc/space/catalog.c",
+        "uint64_t least = how->by < 0 ? how->from + (uint64_t)how->by : how->from;",
+        "A sum with 0 is the same number.",
+        "how->by < (0 + 1)",
+        "shift_below",
+    ),
+    Equivalent(
+        "csrc/space/region_fork.c",
+        "int64_t first = pm_region_fork_reader_byte(*page), last = READER_BYTES_END - 1, end = 0, found = 0;",
+        "Readers lock no byte there: it stands for a page far behind the largest region. A lock without an end only "
+        "ends one page later.",
+        "(1 - 1)",
     ),
 ]

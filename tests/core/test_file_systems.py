@@ -39,6 +39,7 @@ from tests.support.shim import (
     direct_io,
     end,
     faults,
+    hits,
     pretend_ext4,
     variable,
 )
@@ -390,6 +391,33 @@ def test_a_limit_on_the_size_of_files_is_named(directory: Path) -> None:
             assert store["a"].all()
 
     run_in_fork(limited)
+
+
+def unknown(directory: str) -> None:
+    """Run in a child with the shim: each time that the core asks for the file's status, it gets none."""
+    path = Path(directory) / "unknown.pm"
+    with pmstore.open(path, "x", media="file") as store:
+        store["n"] = 1
+    shims.find_the_core()
+    for at in range(1, 20):
+        begin(shims.STATUS, ONCE, errno.EIO, at)
+        try:
+            pmstore.open(path, "r+", media="file").close()
+        except pmstore.StoreIOError as error:
+            assert "cannot look at the file" in str(error), at
+        else:
+            assert not hits(), at
+            break
+        finally:
+            end()
+    assert 2 < at < 19
+    with pmstore.open(path, "r+", media="file") as store:
+        assert store["n"] == 1
+
+
+@pytest.mark.no_sanitizer
+def test_a_file_whose_status_is_unknown_is_not_opened(directory: Path, fault_library: Path) -> None:
+    shims.call(fault_library, unknown, directory)
 
 
 def interrupted_growth(directory: str) -> None:

@@ -45,7 +45,8 @@ enum {
     IO_RESULT = 512,
     IO_GETEVENTS = 1024,
     MEMORY = 2048,
-    MAPPINGS = 4096 /* and threads */
+    MAPPINGS = 4096, /* and threads */
+    STATUS = 8192    /* fstat of the code */
 };
 enum {
     ONCE,      /* the call number fault_at fails, after which all is well again */
@@ -501,6 +502,7 @@ int statx(int folder, const char *restrict path, int how, unsigned wanted, struc
 int fstat(int fd, struct stat *about)
 {
     NEXT(fstat);
+    if (fault_calls & STATUS && OF_THE_CODE && fate(-1, STATUS) == DO_NOTHING) return -1;
     int status = next(fd, about);
     if (!status && fault_device_number && OF_THE_CODE) about->st_dev = fault_device_number;
     return status;

@@ -547,6 +547,8 @@ OF_MEDIA = [
         "It is of whole blocks of a disk, of which a simulated fault lets half through: never a single byte.",
         "(0 + 1)",
         "do_one_begun",
+    ),
+    Equivalent(
         "csrc/media/lines.c",
         "known = b | 1;",
         "Another bit that nobody asks for also tells that the others are known.",

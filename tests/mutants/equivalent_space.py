@@ -321,6 +321,8 @@ OF_SPACE = [
         "A last word without a free page is skipped here instead of by the caller, to the same place.",
         "page + 32 <= end",
         "skip_full",
+    ),
+    Equivalent(
         "csrc/space/catalog.c",
         "uint64_t least = how->by < 0 ? how->from + (uint64_t)how->by : how->from;",
         "A sum with 0 is the same number.",

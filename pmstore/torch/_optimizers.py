@@ -252,16 +252,16 @@ def _hyperparameters(group: dict[str, Any]) -> dict[str, Any]:
 
 
 def _stored(value: Any, name: Any) -> Any:
-    """A setting as a value of the store: tensors, as of betas, as arrays."""
-    if type(value) in (list, tuple):
-        return type(value)(_stored(one, name) for one in value)
-    return np.array(ordered(in_memory(value, repr(name)))) if isinstance(value, torch.Tensor) else value
+    """A setting as a value of the store: a tensor as an array. Several, as of betas, are marked."""
+    if isinstance(value, torch.Tensor):
+        return np.array(ordered(in_memory(value, repr(name))))
+    return stored_state(value) if type(value) in (list, tuple) else value
 
 
 def _given(value: Any) -> Any:
-    if type(value) in (list, tuple):
-        return type(value)(map(_given, value))
-    return tensor_of(value).clone() if isinstance(value, np.ndarray) else value
+    if isinstance(value, np.ndarray):
+        return tensor_of(value).clone()
+    return given_state(value, None) if type(value) in (list, tuple) else value
 
 
 def _of(key: str | None) -> str:

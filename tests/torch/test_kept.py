@@ -112,6 +112,21 @@ def test_a_state_that_a_new_object_has_not_yet(tmp_path: Path) -> None:
     assert repr(train(tmp_path / "failed.pm", steps=4, has_failed=True)) == whole
 
 
+def test_arrays_and_tensors_in_a_setting_stay_what_they_are(tmp_path: Path) -> None:
+    for _ in range(2):
+        net = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        optimizer.param_groups[0]["given"] = (torch.arange(2), [np.arange(3), np.array(["a"])], None)
+        with pmstore.open(tmp_path / "store.pm") as store:
+            persist(net, optimizer, store)
+            with pytest.raises(KeyError), store.transaction():
+                optimizer.param_groups[0]["given"] = 0
+                raise KeyError
+            tensor, (numbers, names), nothing = optimizer.param_groups[0]["given"]
+        assert torch.equal(tensor, torch.arange(2)) and numbers.tolist() == [0, 1, 2] and names.tolist() == ["a"]
+        assert nothing is None and type(numbers) is type(names) is np.ndarray
+
+
 @pytest.mark.parametrize("value", [Point(1, 2), torch.Size([3])])
 def test_types_that_would_come_back_as_others_are_refused(value: Any, tmp_path: Path) -> None:
     model = torch.nn.Linear(2, 1)

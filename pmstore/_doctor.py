@@ -136,15 +136,16 @@ def _file_system(directory: str) -> dict[str, str | None]:
     device = os.stat(directory).st_dev
     number = f"{os.major(device)}:{os.minor(device)}"
     found: dict[str, str | None] = {"type": "unknown", "options": "", "upper": None}
-    longest = -1
+    best = (False, -1)
     real = os.path.realpath(directory)
     for line in filter(None, _read("/proc/self/mountinfo").split("\n")):
         left, _, right = line.partition(" - ")
         fields, more = left.split(" "), right.split(" ")
         point = _ESCAPED.sub(lambda octal: chr(int(octal[1], 8)), fields[4])
         above = os.path.commonpath([point, real]) == point
-        if (fields[2] == number or more[0] == "btrfs") and above and len(point) > longest:
-            longest = len(point)
+        rank = (fields[2] == number, len(point))
+        if above and rank >= best and (rank[0] or more[0] == "btrfs"):
+            best = rank
             found = {"type": more[0], "options": ",".join([fields[5], *more[2:]]), "upper": None}
     upper = _upper_layer(found)
     if upper is not None and os.path.isdir(upper) and os.stat(upper).st_dev != device:

@@ -27,12 +27,13 @@ class LiveArrays:
         self._room = 64
 
     def __setitem__(self, number: int, array: Array) -> None:
-        if len(self._found) >= self._room:
-            with later():  # a handler may read arrays
-                for known in [known for known, one in self._found.items() if one() is None]:
-                    del self._found[known]
-                self._room = 64 + 2 * len(self._found)
         self._found[number] = weakref.ref(array)
+        if len(self._found) > self._room:
+            with later():  # a handler may read arrays; what is called as an array goes may do so, too
+                for known, one in list(self._found.items()):
+                    if one() is None and self._found.get(known) is one:
+                        del self._found[known]
+                self._room = 64 + 2 * len(self._found)
 
     def get(self, number: int) -> Array | None:
         found = self._found.get(number)

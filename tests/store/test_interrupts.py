@@ -154,11 +154,12 @@ def test_an_array_that_a_handler_reads_while_others_are_forgotten(store):
     for moment in itertools.count(1):
         held = []
         store._catalog._live._room = 0  # what is gone is forgotten by the next reading
-        with signal_at(moment, lambda *_, held=held: held.append(store["one"])) as sent:
-            store["other"]
+        with signal_at(moment, lambda *_, held=held: held.append([store["one"], store["other"]])) as sent:
+            other = store["other"]
         if not sent:
             break
-        assert store["one"] is held[0]
+        assert store["one"] is held[0][0] and store["other"] is held[0][1]
+        del other
     assert moment > 10
 
 

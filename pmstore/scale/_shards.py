@@ -177,7 +177,8 @@ def _of_zarr(data: Any) -> Iterable[Shard]:
     have all of its store."""
     blocks = list(itertools.pairwise([*range(0, data.shape[0], data.chunks[0]), data.shape[0]]))
     if isinstance(data.store, importlib.import_module("zarr.storage").MemoryStore):
-        return [Shard(_given, np.asarray(data[begin:end])) for begin, end in blocks]
+        dtype = _found_dtype(data)
+        return [Shard(_given, np.asarray(data[begin:end]).astype(dtype, copy=False)) for begin, end in blocks]
     root = getattr(data.store, "root", None)
     if isinstance(root, Path) and not root.is_absolute():
         data = copy.deepcopy(data)

@@ -77,7 +77,7 @@ bool pm_address_own(void *at, uint64_t length)
 pm_status pm_address_refused(const char *what, uint64_t bytes)
 {
     struct rlimit limit;
-    unsigned long long mebibytes = (unsigned long long)((bytes + 0xfffff) >> 20);
+    unsigned long long mebibytes = (unsigned long long)(pm_round_up(bytes, 1 << 20) >> 20);
     if (errno == EAGAIN) /* the limit on locked memory (mlockall) */
         return pm_fail(
             PM_NO_MEMORY,

@@ -10,7 +10,6 @@ import errno
 import fcntl
 import mmap
 import os
-import re
 import shutil
 import socket
 import struct
@@ -30,6 +29,7 @@ from tests.conftest import Medium, run_in_fork
 from tests.core.test_trackers import Open, assert_committed, can_scan, can_watch, tracked, tracker  # noqa: F401
 from tests.support import shim as shims
 from tests.support.images import HEADER, Image
+from tests.support.mapped import mappings
 from tests.support.restricted import become_nobody, filter_calls, hide_proc
 from tests.support.shim import variable
 
@@ -418,17 +418,6 @@ def test_huge_pages(tmp_path: Path, huge: str) -> None:
         subprocess.run(["umount", "-l", place], check=True)
 
 
-def advice(address: int) -> set[str]:
-    """The flags of the mapping that has this address."""
-    inside = False
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if mapped := re.match("([0-9a-f]+)-([0-9a-f]+) ", line):
-            inside = int(mapped[1], 16) <= address < int(mapped[2], 16)
-        elif inside and line.startswith("VmFlags:"):
-            return set(line.split()[1:])
-    raise AssertionError("nothing is mapped there")
-
-
 @pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the kernel has no huge pages")
 def test_arrays_that_outlive_their_store_are_not_given_huge_pages(tmp_path: Path) -> None:
     """Each small array would take 2 MiB of a kernel that gives them unasked."""
@@ -437,7 +426,9 @@ def test_arrays_that_outlive_their_store_are_not_given_huge_pages(tmp_path: Path
         store["between"] = np.zeros(3 << 18)
         last = store.create_array("last", 1000, fill_value=2.0)
         store.commit()
-    assert all("nh" in advice(address_of(array)) for array in (first, last))
+    for array in (first, last):
+        place = address_of(array)
+        assert ["nh" in one.flags for one in mappings() if one.begin <= place < one.end] == [True]
     assert (first == 1).all() and (last == 2).all()
 
 

@@ -21,6 +21,7 @@ import pytest
 
 import pmstore
 from tests.conftest import run_in_fork
+from tests.support.mapped import Mapped, mappings
 
 EXPECT = os.environ.get("PMSTORE_DAX_EXPECT")
 sync = pytest.mark.skipif(EXPECT != "sync", reason="needs MAP_SYNC: make test-dax")
@@ -36,16 +37,9 @@ def files() -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-def mappings(path: Path) -> list[tuple[str, set[str]]]:
-    """Permissions and VmFlags of each mapping of a file."""
-    found: list[tuple[str, set[str]]] = []
-    permissions, inode = None, str(path.stat().st_ino)
-    for line in Path("/proc/self/smaps").read_text().splitlines():
-        if re.match("[0-9a-f]+-[0-9a-f]+ ", line):
-            permissions = line.split()[1] if line.split()[4] == inode else None
-        elif permissions and line.startswith("VmFlags:"):
-            found.append((permissions, set(line.split()[1:])))
-    return found
+def mappings_of(path: Path) -> list[Mapped]:
+    inode = path.stat().st_ino
+    return [one for one in mappings() if one.inode == inode]
 
 
 def changed(n: int, size: int = 200_000) -> np.ndarray:
@@ -103,12 +97,12 @@ def test_the_view_keeps_map_sync_when_it_grows(files):
         for n in range(6):  # the view is mapped anew, or moves
             store[f"x/{n}"] = np.full(1 << (16 + n), n)
             store.commit()
-            shared = [flags for permissions, flags in mappings(path) if permissions == "rw-s"]
+            shared = [one.flags for one in mappings_of(path) if one.permissions == "rw-s"]
             assert shared and all("sf" in flags for flags in shared)
-            private = [flags for permissions, flags in mappings(path) if permissions.endswith("p")]
+            private = [one.flags for one in mappings_of(path) if one.permissions.endswith("p")]
             assert private and not any("sf" in flags for flags in private)
         assert path.stat().st_size > 16 << 20
-    assert not mappings(path)
+    assert not mappings_of(path)
 
 
 @sync

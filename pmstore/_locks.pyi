@@ -7,6 +7,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from typing_extensions import TypeVarTuple, Unpack
 
 A = TypeVarTuple("A")
+S = TypeVar("S")
 T = TypeVar("T")
 
 class Lock:
@@ -22,23 +23,21 @@ class Lock:
     def __enter__(self) -> Lock: ...
     def __exit__(self, *error: object) -> None: ...
 
-class TransactionalStore(Protocol):
-    """The methods of a store that a transaction calls, in the thread that holds the transaction lock."""
+class Committer(Protocol):
+    """What a transaction calls, in the thread that holds the transaction lock."""
 
-    def _put_note(self, note: Any) -> None:
+    def put_note(self, note: Any) -> None:
         """Take the note of the next commit."""
 
-    def _commit_now(self, only: Any) -> None:
+    def commit_now(self, only: Any) -> None:
         """Commit. only: the ranges of arrays that may have changed, or None."""
 
-    def _rollback_now(self) -> None: ...
-    def _require_writable(self) -> None:
+    def roll_back_now(self) -> None: ...
+    def require_writable(self) -> None:
         """Raise the error that says why the store can't change."""
 
-    def _declared_in_both(self, outer: Any, inner: Any) -> Any:
+    def declared_in_both(self, outer: Any, inner: Any) -> Any:
         """The ranges that a transaction and one inside it declare together."""
-
-S = TypeVar("S", bound=TransactionalStore)
 
 class TransactionLock:
     inner: Lock
@@ -50,7 +49,7 @@ class TransactionLock:
     @property
     def doomed(self) -> bool: ...
     def mine(self) -> bool: ...
-    def transaction(self, store: S, only: Any, note: Any = None, /) -> Transaction[S]: ...
+    def transaction(self, store: S, committer: Committer, only: Any, note: Any = None, /) -> Transaction[S]: ...
 
 class RowPage:
     def __new__(

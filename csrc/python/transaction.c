@@ -27,7 +27,7 @@
  * suspended inside one. Then it is unknown which changes belong to which transaction, so everything is rolled back, and
  * each of them raises TransactionError.
  *
- * What these types call of a store is the protocol TransactionalStore in pmstore/_locks.pyi. */
+ * A transaction calls its committer, which has the protocol Committer in pmstore/_locks.pyi. */
 
 #include "python/lock.h"
 #include "python/rows.h"
@@ -60,7 +60,7 @@ typedef struct {
 
 typedef struct {
     PyObject_HEAD
-    PyObject *store;
+    PyObject *store, *committer;
     PyObject *only, *note; /* as in TransactionLock */
     TransactionLock *lock;
     Py_ssize_t depth; /* how many with statements there were when this one was entered, with it; 0: not inside */
@@ -69,7 +69,7 @@ typedef struct {
 
 static struct {
     PyObject *acquire, *release, *owned;           /* of a Lock */
-    PyObject *commit, *rollback, *writable, *both, *note; /* of a store */
+    PyObject *commit, *rollback, *writable, *both, *note; /* of a committer */
 } name;
 static PyTypeObject *transaction_type;
 
@@ -86,7 +86,7 @@ static PyObject *transaction_error(const char *text)
 /* Read-only, closed or forked: raises what the store says of it. */
 static PyObject *refuse(Transaction *self)
 {
-    if (lock_call_method(self->store, name.writable, NULL)) transaction_error("the store is being closed");
+    if (lock_call_method(self->committer, name.writable, NULL)) transaction_error("the store is being closed");
     return NULL;
 }
 
@@ -158,7 +158,7 @@ static PyObject *join(Transaction *self)
         declare(lock, Py_None);
     } else if (lock->only != Py_None) {
         PyObject *only = Py_NewRef(lock->only);
-        PyObject *both = PyObject_CallMethodObjArgs(self->store, name.both, only, self->only, NULL);
+        PyObject *both = PyObject_CallMethodObjArgs(self->committer, name.both, only, self->only, NULL);
         Py_DECREF(only);
         if (!both) return NULL;
         declare(lock, both);
@@ -188,7 +188,7 @@ static PyObject *enter(PyObject *object, PyObject *unused)
     if (inside) return join(self);
     /* In a forked process the lock may be that of a thread which is not there. What is just being closed is waited
      * for. */
-    if (!lock->usable && !lock_call_method(self->store, name.writable, NULL)) return NULL;
+    if (!lock->usable && !lock_call_method(self->committer, name.writable, NULL)) return NULL;
     if (!lock_call_method(lock->inner, name.acquire, NULL)) return NULL;
     if (!lock->usable) { /* closed while this thread waited */
         give_back(lock);
@@ -227,7 +227,7 @@ static bool roll_back(Transaction *self)
         lock_abandon(operations);
         return true;
     }
-    quiet = lock_call_until_done(self->store, name.rollback, &done);
+    quiet = lock_call_until_done(self->committer, name.rollback, &done);
     if (!done) lock_owe_rollback(operations);
     return quiet;
 }
@@ -246,7 +246,7 @@ static bool put_note(Transaction *self)
 {
     if (self->lock->note == Py_None) return true;
     PyObject *note = Py_NewRef(self->lock->note);
-    bool put = lock_call_method(self->store, name.note, note);
+    bool put = lock_call_method(self->committer, name.note, note);
     Py_DECREF(note);
     return put;
 }
@@ -262,7 +262,7 @@ static bool end(Transaction *self, bool failing)
     }
     bool committed = put_note(self);
     PyObject *only = Py_NewRef(self->lock->only);
-    if (committed) committed = lock_call_method(self->store, name.commit, only);
+    if (committed) committed = lock_call_method(self->committer, name.commit, only);
     Py_DECREF(only);
     /* After an error what is pending stays pending; an interrupt leaves nothing pending. */
     if (!committed && !PyErr_ExceptionMatches(PyExc_Exception)) roll_back_beside(self);
@@ -276,7 +276,7 @@ static bool leave(Transaction *self, bool failing)
     Py_ssize_t depth = self->depth;
     bool done = true;
     if (depth == 0 || !lock->usable) { /* left already; closed, or forked */
-        if (!failing) done = lock_call_method(self->store, name.writable, NULL);
+        if (!failing) done = lock_call_method(self->committer, name.writable, NULL);
     } else if (depth != lock->depth) {
         lock->doomed = OUT_OF_ORDER;
         if (lock->depth == 1) done = roll_back(self);
@@ -320,6 +320,7 @@ static void transaction_dealloc(PyObject *object)
     PyObject_GC_UnTrack(object);
     if (self->depth) die_inside(self);
     Py_DECREF(self->store);
+    Py_DECREF(self->committer);
     Py_DECREF(self->only);
     Py_DECREF(self->note);
     Py_DECREF(self->lock);
@@ -332,6 +333,7 @@ static int transaction_traverse(PyObject *object, visitproc visit, void *arg)
     Transaction *self = (Transaction *)object;
     Py_VISIT(Py_TYPE(object));
     Py_VISIT(self->store);
+    Py_VISIT(self->committer);
     Py_VISIT(self->only);
     Py_VISIT(self->note);
     Py_VISIT(self->lock);
@@ -402,13 +404,15 @@ static PyObject *transaction_lock_mine(PyObject *object, PyObject *unused)
 
 static PyObject *transaction_lock_transaction(PyObject *object, PyObject *const *arguments, Py_ssize_t count)
 {
-    if (count != 2 && count != 3)
-        return PyErr_Format(PyExc_TypeError, "transaction() takes a store, the ranges that it declares, and a note");
+    if (count != 3 && count != 4)
+        return PyErr_Format(PyExc_TypeError,
+                            "transaction() takes a store, a committer, the ranges that it declares, and a note");
     Transaction *transaction = PyObject_GC_New(Transaction, transaction_type);
     if (!transaction) return NULL;
     transaction->store = Py_NewRef(arguments[0]);
-    transaction->only = Py_NewRef(arguments[1]);
-    transaction->note = Py_NewRef(count == 3 ? arguments[2] : Py_None);
+    transaction->committer = Py_NewRef(arguments[1]);
+    transaction->only = Py_NewRef(arguments[2]);
+    transaction->note = Py_NewRef(count == 4 ? arguments[3] : Py_None);
     transaction->lock = (TransactionLock *)Py_NewRef(object);
     transaction->depth = 0;
     transaction->dying = false;
@@ -454,7 +458,7 @@ static PyType_Slot transaction_lock_slots[] = {
     {Py_tp_methods,
      (PyMethodDef[]){{"mine", transaction_lock_mine, METH_NOARGS, "Whether this thread is inside a transaction."},
                      {"transaction", (PyCFunction)(void (*)(void))transaction_lock_transaction, METH_FASTCALL,
-                      "transaction(store, only, note=None): one that has not begun."},
+                      "transaction(store, committer, only, note=None): one that has not begun."},
                      {NULL, NULL, 0, NULL}}},
     {0, NULL},
 };
@@ -474,11 +478,11 @@ static bool prepare(PyObject *module)
         {&name.acquire, "acquire"},
         {&name.release, "release_of_any_thread"},
         {&name.owned, "owned"},
-        {&name.commit, "_commit_now"},
-        {&name.rollback, "_rollback_now"},
-        {&name.writable, "_require_writable"},
-        {&name.both, "_declared_in_both"},
-        {&name.note, "_put_note"},
+        {&name.commit, "commit_now"},
+        {&name.rollback, "roll_back_now"},
+        {&name.writable, "require_writable"},
+        {&name.both, "declared_in_both"},
+        {&name.note, "put_note"},
     };
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
         if (!(*names[i].object = PyUnicode_InternFromString(names[i].text))) return false;

@@ -401,7 +401,7 @@ def _freeze(catalog: Catalog, name: str, offset: int, old: Array, nbytes: int) -
                 catalog.grown.frozen.append((sequence, offset, found[-1]))
                 array.flags.writeable = False
     if found and nbytes:
-        catalog.lost_updates.moved.append(Moved(name, offset, found, nbytes, hash64(old[:nbytes].data)))
+        catalog.lost_updates.has_moved(Moved(name, offset, found, nbytes, hash64(old[:nbytes].data)))
 
 
 def _unfreeze(catalog: Catalog, offset: int, made: int) -> None:

@@ -82,6 +82,8 @@ class Moved(NamedTuple):
 class LostUpdates:
     """The values that were handed out and can be changed in place. Falsy as long as there are none.
 
+    `any` is false if a commit has nothing to look at, and nothing to forget.
+
     Not thread-safe: the caller of every method holds the store's lock.
 
     Parameters
@@ -92,7 +94,7 @@ class LostUpdates:
 
     __slots__ = (
         *("_commits", "_due", "_new", "_new_bytes", "_of", "_stored", "_sweep_at"),
-        *("changed", "guards", "moved", "seen"),
+        *("any", "changed", "guards", "moved", "seen"),
     )
 
     def __init__(self, stored: Callable[[bytes], bytes | None]) -> None:
@@ -113,9 +115,11 @@ class LostUpdates:
         self.moved: list[Moved] = []  # since the last commit
         self._new, self._new_bytes = 0, 0  # handed out since the last sweep
         self._sweep_at = _SWEEP
+        self.any = bool(self.guards)
 
     def handed_out(self, key: bytes, what: str, value: Any, encoded: bytes, form: Form | None = None) -> None:
         """A copy of the value under key goes to the user; `what` names it in a warning. encoded: what is stored."""
+        self.any = True
         size = len(encoded if form is None else form.stored)
         if size > LARGEST:
             return
@@ -168,11 +172,16 @@ class LostUpdates:
                     seen.what = names.name_of(after)
             self._of.pop(before, None)
 
+    def has_moved(self, rows: Moved) -> None:
+        """The next commit looks whether a program has changed these rows."""
+        self.any = True
+        self.moved.append(rows)
+
     def lost(self, *, all_of_them: bool = False) -> list[str]:
         """Warnings of the values that were changed and not assigned back, and of the rows that were changed after they
         had moved.
 
-        Every commit calls this once. all_of_them: check also values that are not due yet.
+        Every commit calls this before, and `committed` after. all_of_them: check also values that are not due yet.
         """
         self._commits += 1
         self.guards.sweep()
@@ -192,6 +201,11 @@ class LostUpdates:
             self._due.setdefault(self._commits + wait, []).append(seen)
         changed, self.changed = self.changed, []
         return changed + [_of_moved(one.name) for one in self.moved if one.changed()]
+
+    def committed(self) -> None:
+        """The commit has succeeded."""
+        self.moved.clear()
+        self.any = bool(self.seen) or bool(self.guards)
 
     def _sweep(self) -> None:
         """Check the values that have no other reference, and forget them."""
@@ -238,7 +252,7 @@ class LostUpdates:
 class Guards:
     """Objects in pandas' accounts of arrays, where blocks have gone whose arrays others use (see `frames.guarded`).
 
-    Falsy as long as there are none.
+    Falsy as long as there are none, and no blocks that one may be placed for.
     """
 
     __slots__ = ("_placed", "_watched")
@@ -248,7 +262,7 @@ class Guards:
         self._placed: deque[tuple[_Watched, _Guard]] = deque()
 
     def __bool__(self) -> bool:
-        return bool(self._placed)
+        return bool(self._watched) or bool(self._placed)
 
     def watch(self, block: Any, account: Any, blocks: Callable[[], Collection[Any]]) -> None:
         """Place a guard when the block is gone, if the account has others then. blocks: those of the frame now, which
@@ -259,12 +273,12 @@ class Guards:
 
     def _gone(self, watched: _Watched) -> None:
         """pandas' thread calls this, without a lock."""
-        self._watched.discard(watched)
         account = watched.account
         if any(user() is not None for user in account.referenced_blocks):
             guard = _Guard()
             account.referenced_blocks.append(weakref.ref(guard))
             self._placed.append((watched, guard))
+        self._watched.discard(watched)
 
     def sweep(self) -> None:
         """Forget some guards that nobody needs any more: the others are gone, or are the block of the frame itself."""

@@ -106,7 +106,7 @@ class FitGroup:
         if self.store.mode != "r":
             return
         try:
-            self.store._require_writable()
+            self.store._catalog.writable()
         except ReadOnlyStoreError as error:
             state = "not finished" if self.fingerprint else "not there"
             raise type(error)(f"the fit {self.name!r} in {self.store.path} is {state}: {error}") from None

@@ -14,9 +14,9 @@ from typing import Any
 from pmstore._core import Core
 from pmstore._errors import StaleSnapshotError
 from pmstore._interrupts import later
-from pmstore._locks import TransactionLock
 from pmstore._snapshot import Reader, Waiter, newest
 from pmstore._store.backup import backup
+from pmstore._store.commits import Commits
 from pmstore._store.held import Held, SourceFile, tell_pid
 from pmstore._store.mapping import NameMapping
 from pmstore._store.new_store import Progress
@@ -35,11 +35,11 @@ drainer: Callable[..., Any] | None = None
 class Following(NameMapping):
     """The part of `Store` that follows the commits of a process that writes, which may be this one."""
 
-    __slots__ = ("_drains", "_file_lock", "_lock", "_path", "_reader", "_waiter")
+    __slots__ = ("_commits", "_drains", "_file_lock", "_path", "_reader", "_waiter")
 
+    _commits: Commits
     _drains: list[Any]
     _file_lock: Held
-    _lock: TransactionLock
     _path: str
     _reader: Reader | None
     _waiter: Waiter | None
@@ -103,7 +103,7 @@ class Following(NameMapping):
     def written(self) -> bool:
         """Whether a process has the store open for writing now."""
         self._catalog.core.require_open()
-        return self._lock.usable or (isinstance(self._file_lock, SourceFile) and self._file_lock.written())
+        return self._commits.lock.usable or (isinstance(self._file_lock, SourceFile) and self._file_lock.written())
 
     def wait(self, after: int | None = None, timeout: float = float("inf")) -> Waited:
         """Sleep until there is a durable commit newer than `after`, by default than the one that this store shows.

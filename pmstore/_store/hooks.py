@@ -36,7 +36,7 @@ def recorded() -> bool:
 
 def usable_stores() -> list[Store]:
     """The open stores of this process, without those that are being closed or only read."""
-    return [store for store in list(stores.open_stores) if store._lock.usable]
+    return [store for store in list(stores.open_stores) if store._commits.lock.usable]
 
 
 def kill(store: Store) -> None:

@@ -97,7 +97,7 @@ def count_names(catalog: Catalog) -> int:
 def warn_of_drop(store: Store, name: str, opened: str) -> None:
     """Warn about a store that is about to be closed without a commit, by the garbage collector or at exit. opened:
     "file:line"."""
-    doomed = store._lock.doomed  # its transaction would be rolled back in any case, and its caller got an error
+    doomed = store._commits.lock.doomed  # its transaction would be rolled back in any case, and its caller got an error
     lost = ""
     if not doomed and os.fstat(store._file_lock.fd).st_nlink:  # nothing keeps those of a file without a name
         try:

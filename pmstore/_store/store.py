@@ -6,20 +6,18 @@ import atexit
 import contextlib
 import errno
 import os
-import warnings
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from pmstore._catalog.catalog import Catalog
-from pmstore._core import Core, all_ranges
+from pmstore._core import Core
 from pmstore._derived.arrays import DerivedArrays
 from pmstore._errors import (
     ClosedStoreError,
     Error,
     FailedStoreError,
-    LostUpdateWarning,
     OutOfMemoryError,
     OutOfSpaceError,
     StoreNotFoundError,
@@ -27,16 +25,15 @@ from pmstore._errors import (
     UnknownNameError,
 )
 from pmstore._interrupts import later
-from pmstore._locks import Lock, Transaction, TransactionLock
+from pmstore._locks import Lock, Transaction
 from pmstore._snapshot import Reader, Snapshot
 from pmstore._store import notes
-from pmstore._store.callers import outside
-from pmstore._store.companions import Companion
+from pmstore._store.commits import Commits
 from pmstore._store.cores import opened_snapshot
 from pmstore._store.following import Following
 from pmstore._store.held import FileLock, Held
 from pmstore._store.lost_work import Undo, warn_of_drop
-from pmstore._store.only import holds, mark, spans, violation
+from pmstore._store.only import holds, mark, spans
 from pmstore._store.opening import open_source
 from pmstore._store.report import CheckReport, Stats, check
 
@@ -64,13 +61,12 @@ class Store(Following):
     Several threads may use a store. `transaction` explains which changes become durable together.
     """
 
-    __slots__ = ("_companions", "_debug", "_media", "_mode")
+    __slots__ = ("_media", "_mode")
 
     def __init__(self, path: str, mode: str, core: Core, held: Held, reader: Reader | None) -> None:
         """Only `open` calls this, where no signal handler runs."""
         self._reader = reader  # for snapshots; a store that is written makes one for its first read()
         self._drains = []
-        self._companions: Collection[Companion] = ()
         self._waiter = None  # for the first wait()
         self._path = path
         self._mode = mode
@@ -79,9 +75,8 @@ class Store(Following):
         self._catalog = Catalog(core, read_only=mode == "r")
         self._derived = DerivedArrays(self._catalog, path)
         self._prefix = ""
-        self._lock = TransactionLock(usable=mode != "r", below=self._derived.lock)
         self._catalog.lock.undo = Undo(self._catalog, self._described())
-        self._debug = os.environ.get("PMSTORE_DEBUG", "0") not in ("", "0")  # violations of only= raise errors
+        self._commits = Commits(self._catalog, mode != "r", self._derived.lock)
         open_stores.add(self)
 
     def _described(self) -> str:
@@ -128,7 +123,7 @@ class Store(Following):
     @property
     def in_transaction(self) -> bool:
         """Whether the calling thread is inside a transaction of this store."""
-        return self._lock.mine()
+        return self._commits.lock.mine()
 
     @property
     def sequence(self) -> int:
@@ -204,10 +199,12 @@ class Store(Following):
             make the commit slower. If transactions are nested, the commit gets the message and the attributes of the
             last transaction that began with any. A TypeError names the attribute that can't be stored.
         """
+        commits = self._commits
         if only is None and message is None and attributes is None:
-            return self._lock.transaction(self, None)
+            return commits.lock.transaction(self, commits, None)
         note = None if message is None and attributes is None else notes.encoded(message, attributes)
-        return self._lock.transaction(self, None if only is None else spans(self._catalog, only), note)
+        only = None if only is None else spans(self._catalog, only)
+        return commits.lock.transaction(self, commits, only, note)
 
     def commit_note(self) -> notes.CommitNote | None:
         """Message and attributes of the commit that the store shows, as `transaction` was given them.
@@ -226,15 +223,7 @@ class Store(Following):
         or OutOfMemoryError the changes stay pending. FailedStoreError: a write or a sync failed, and only reopening the
         store shows which commits are durable.
         """
-        catalog = self._catalog
-        # This or another thread is in a transaction, or in an import; a call here would be slow.
-        if not self._lock.idle or catalog.importing:
-            self._refuse_inside("commit")
-        lost = catalog.lost_updates
-        if lost.seen or lost.changed or lost.moved or lost.guards or self._companions:
-            self._lock.inner.call(self._commit_now)
-        else:  # the quick path: an 8-byte commit is little work
-            self._lock.inner.call(catalog.lock.call, catalog.core.commit)
+        self._commits.commit()
 
     def _has_pending(self) -> bool:
         """Whether a commit would change anything."""
@@ -257,68 +246,7 @@ class Store(Following):
         `commit`. OutOfSpaceError is possible only where a copy of the file shares its blocks (docs/guarantees.md); then
         nothing is committed before a rollback has succeeded.
         """
-        self._refuse_inside("rollback")
-        with self._lock.inner:
-            self._rollback_now()
-
-    def _refuse_inside(self, what: str) -> None:
-        self._require_writable()
-        if self._lock.mine():
-            how = "raise an exception that leaves" if what == "rollback" else "leave"
-            raise TransactionError(f"{what}() inside a transaction: {how} the with statement instead")
-        self._catalog.refuse_in_import()
-
-    def _require_writable(self) -> None:
-        self._catalog.writable()
-
-    def _put_note(self, note: bytes) -> None:
-        self._catalog.lock.call(self._catalog.put_note, note)
-
-    def _commit_now(self, only: Any = None, *, closing: bool = False) -> None:
-        catalog, lost = self._catalog, self._catalog.lost_updates
-        catalog.refuse_in_import()  # a transaction in it
-        if self._companions:
-            for companion in list(self._companions):
-                companion.before_commit()
-        if lost.seen or lost.changed or lost.moved or lost.guards or (self._debug and only is not None):
-            self._warn_of_lost_updates(catalog.lock.call(self._commit_and_compare, only, closing))
-        elif only is None:
-            catalog.lock.call(catalog.core.commit)
-        else:
-            catalog.lock.call(catalog.core.commit_only, only)
-
-    def _commit_and_compare(self, only: Any, closing: bool) -> list[str]:
-        """Commit, and return warnings of changes that are not in the store."""
-        catalog = self._catalog
-        if only is not None and self._debug and (error := violation(catalog, only)) is not None:
-            raise error
-        lost = catalog.lost_updates.lost(all_of_them=closing)
-        if only is None:
-            catalog.core.commit()
-        else:
-            catalog.core.commit_only(only)
-        catalog.lost_updates.moved.clear()
-        return lost
-
-    @staticmethod
-    def _warn_of_lost_updates(lost: list[str]) -> None:
-        for text in lost:
-            warnings.warn(text, LostUpdateWarning, stacklevel=outside()[0])
-
-    _declared_in_both = staticmethod(all_ranges)
-
-    def _rollback_now(self) -> None:
-        self._catalog.rollback()
-        if self._companions:
-            for companion in list(self._companions):
-                companion.after_rollback()
-
-    def _accompany(self, companion: Companion) -> None:
-        """Call this companion at each commit and rollback, as long as it exists. pmstore.torch uses it."""
-        if not self._companions:
-            self._companions = weakref.WeakSet()
-        assert isinstance(self._companions, weakref.WeakSet)
-        self._companions.add(companion)
+        self._commits.rollback()
 
     # ---- arrays
 
@@ -355,7 +283,7 @@ class Store(Following):
         StoreIOError
             The disk can't read the pages.
         """
-        self._require_writable()
+        self._catalog.writable()
         self._catalog.lock.call(mark, self._catalog.core, array)
 
     def _holds(self, memory: tuple[int, int]) -> bool:
@@ -383,7 +311,7 @@ class Store(Following):
                 self._end_drains()
 
     def _close(self) -> None:
-        if self._lock.mine():
+        if self._commits.lock.mine():
             if self._file_lock.openings == 1:
                 raise TransactionError("close() inside a transaction: leave its with statement first, or call tx_end()")
             self._give_back()
@@ -396,7 +324,7 @@ class Store(Following):
         gives back one of several openings, and pending changes stay with the others."""
         waits = True
         try:
-            with self._lock.inner:  # C code, so that no handler runs between the lock and the block: no ExitStack
+            with self._commits.lock.inner:  # in C, so that no handler runs between lock and block: no ExitStack
                 waits = False
                 if not self.closed:
                     leave()
@@ -407,8 +335,8 @@ class Store(Following):
 
     def _commit_and_give_back(self) -> None:
         try:
-            if self._lock.usable:
-                self._commit_now(closing=self._file_lock.openings == 1)
+            if self._commits.lock.usable:
+                self._commits.commit_now(closing=self._file_lock.openings == 1)
         except (OutOfSpaceError, OutOfMemoryError):
             raise
         except BaseException as error:
@@ -419,8 +347,8 @@ class Store(Following):
 
     def _roll_back_and_give_back(self, *passing: Any) -> None:
         try:
-            if self._lock.usable and self._file_lock.openings > 1:  # the others go on from the last commit
-                transaction = self._lock.transaction(self, None)
+            if self._commits.lock.usable and self._file_lock.openings > 1:  # the others go on from the last commit
+                transaction = self._commits.lock.transaction(self, self._commits, None)
                 transaction.__enter__()
                 transaction.__exit__(*passing)
         finally:
@@ -439,7 +367,7 @@ class Store(Following):
 
     def _drop_now(self, discard: bool, exiting: bool) -> None:
         self._file_lock.closing()
-        usable, self._lock.usable = self._lock.usable, False
+        usable, self._commits.lock.usable = self._commits.lock.usable, False
         undo = self._catalog.lock.undo
         undo.closing = True
         try:
@@ -451,7 +379,7 @@ class Store(Following):
             finally:
                 if not self.closed:
                     undo.closing = False
-                    self._lock.usable = usable
+                    self._commits.lock.usable = usable
                     self._file_lock.stay()
                 else:
                     self._reader = self._waiter = None
@@ -493,7 +421,7 @@ class Store(Following):
 
     def __del__(self) -> None:
         # The store is not open: opening failed before the last attribute was set, or it was closed.
-        if not hasattr(self, "_debug") or self.closed:
+        if not hasattr(self, "_commits") or self.closed:
             return
         _drop_with_warning(self)
 
@@ -504,8 +432,7 @@ class Store(Following):
         this = weakref.ref(self)
         self._catalog.leave(lock, lambda: _snapshot_for(this()))
         self._derived.leave()
-        self._lock.usable = False  # for open transactions; their lock, too, may be held forever
-        self._lock = TransactionLock(usable=False, below=self._derived.lock)
+        self._commits.leave(self._derived.lock)
         for kept in (self._reader, self._waiter):
             if kept is not None:
                 kept.leave()
@@ -567,7 +494,7 @@ def _arrived(path: str) -> Store:
 def _drop_with_warning(store: Store, *, exiting: bool = False) -> None:
     store._catalog.lock.dropping = True  # also in the middle of an operation, of a list that outlives the store
     try:
-        if store._lock.usable:
+        if store._commits.lock.usable:
             warn_of_drop(store, store._described(), store._file_lock.where)
     finally:
         # After OutOfMemoryError the core stays open, and the file locked, until the process ends.

@@ -324,7 +324,8 @@ def _persist(
         raise ValueError(f"the module lies in {before._mapping!r} already: persist copy.deepcopy(module) here")
     made = Persisted(module, optimizer, store, also)
     made._refuse_shared()
-    others = [other for other in list(whole._companions) if isinstance(other, Persisted) and other._mapping == store]
+    kept = [one for one in list(whole._commits.companions) if isinstance(one, Persisted)]
+    others = [one for one in kept if one._mapping == store]
     for other in others:  # what its optimizer created since the last commit belongs to the stored values
         with contextlib.suppress(DetachedError):
             other.before_commit()
@@ -332,7 +333,7 @@ def _persist(
     for other in others:
         other.end("persist has put another module or optimizer in its place")
     _persisted[module] = made
-    whole._accompany(made)
+    whole._commits.accompany(made)
     if optimizer is not None:
         if optimizer in _hooks:
             _hooks[optimizer].remove()

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore._store.commits import Commits
 from tests.conftest import Medium, run_in_fork
 from tests.store.test_threads_fork import in_fork
 from tests.support import shim
@@ -335,7 +336,7 @@ def test_a_commit_in_close_that_lacks_memory_leaves_all_pending(open_store, monk
         raise pmstore.OutOfMemoryError("no memory")
 
     with monkeypatch.context() as patch:
-        patch.setattr(pmstore.Store, "_commit_now", refused)
+        patch.setattr(Commits, "commit_now", refused)
         with pytest.raises(pmstore.OutOfMemoryError):
             store.close()
     assert not store.closed and store["a"] == 1 and store.sequence == 0

@@ -56,7 +56,7 @@ class Other:
         self.errors = []
         self.waits = False
         self.thread = threading.Thread(target=self._run, args=(function,))
-        catalog, lock = store._catalog, store._lock
+        catalog, lock = store._catalog, store._commits.lock
         self.real = catalog.lock, lock.inner
         self.store = store
         catalog.lock = catalog.core.lock = Watched(catalog.lock, self._blocked)
@@ -92,7 +92,7 @@ class Other:
         self.go.set()
         self.thread.join()
         catalog = self.store._catalog
-        catalog.lock, self.store._lock.inner = self.real
+        catalog.lock, self.store._commits.lock.inner = self.real
         catalog.core.lock = catalog.lock
         assert not self.errors, self.errors[0]
 
@@ -216,7 +216,7 @@ def interrupted_waiting(store, function):
     def interrupt(blocked):
         raise KeyboardInterrupt
 
-    locks = store._catalog.lock, store._lock.inner
+    locks = store._catalog.lock, store._commits.lock.inner
     blocked = locks[0].blocked
     for lock in locks:
         lock.blocked = interrupt

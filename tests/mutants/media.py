@@ -10,7 +10,7 @@ FILE, MEMORY, MEDIA, STORE = "csrc/media/file.c", "csrc/media/memory.c", "csrc/m
 OPENING, NAMING = "pmstore/_store/opening.py", "pmstore/_store/naming.py"
 TRANSACTION, CATALOG = "csrc/python/transaction.c", "pmstore/_catalog/catalog.py"
 LOCK = "csrc/python/lock.c"
-STORE_PY, OBJECTS = "pmstore/_store/store.py", "pmstore/_catalog/objects.py"
+COMMITS_PY, STORE_PY, OBJECTS = "pmstore/_store/commits.py", "pmstore/_store/store.py", "pmstore/_catalog/objects.py"
 
 MEMORY_MEDIUM = [
     Mutant(
@@ -425,8 +425,8 @@ PYTHON = [
     Mutant(
         "commit-without-the-transaction-lock",
         "W",
-        STORE_PY,
-        "self._lock.inner.call(catalog.lock.call, catalog.core.commit)",
+        COMMITS_PY,
+        "lock.inner.call(catalog.lock.call, catalog.core.commit)",
         "catalog.lock.call(catalog.core.commit)",
         "half of a transaction is in the commit of another thread",
     ),
@@ -434,7 +434,7 @@ PYTHON = [
         "closing-does-not-commit",
         "W",
         STORE_PY,
-        "self._commit_now(closing=self._file_lock.openings == 1)",
+        "self._commits.commit_now(closing=self._file_lock.openings == 1)",
         "pass",
         "changes are lost when a store is closed",
     ),

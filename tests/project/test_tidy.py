@@ -140,9 +140,9 @@ PYTHON_ORDER = {
     ],
     "_derived": ["decision verify", "inputs derived arrays", "__init__"],
     "_store": [
-        "companions elsewhere header lineage notes only reading",
+        "elsewhere header lineage notes only reading",
         "held report callers",
-        "naming",
+        "naming commits",
         "cores opening",
         "file_format new_store",
         "backup compacting",

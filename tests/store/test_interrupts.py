@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore._store.commits import Commits
 from tests.store.test_transactions import Stop, in_thread
 
 
@@ -180,7 +181,7 @@ def test_nothing_of_python_runs_after_a_transaction_was_left(store):
                     raise Stop
         finally:
             sys.setprofile(None)
-        assert last == ("return", "_rollback_now" if failing else "_commit_now")
+        assert last == ("return", "roll_back_now" if failing else "commit_now")
 
 
 @pytest.mark.parametrize("passing", [False, True])
@@ -219,26 +220,26 @@ def test_interrupts_while_it_rolls_back(store, monkeypatch, interrupts, kind, fa
     """One after the other: it is rolled back, unless interrupts never end. The transaction lock is free for others."""
     w = store.create_array("w", 3)
     store.commit()
-    commit, roll_back = pmstore.Store._commit_now, pmstore.Store._rollback_now
+    commit, roll_back = Commits.commit_now, Commits.roll_back_now
     left = interrupts
 
-    def interrupt(store, *_):
+    def interrupt(commits, *_):
         nonlocal left
         if left:
             left -= 1
             raise kind
-        roll_back(store)
+        roll_back(commits)
 
     if not failing:
-        monkeypatch.setattr(pmstore.Store, "_commit_now", interrupt)
-    monkeypatch.setattr(pmstore.Store, "_rollback_now", interrupt)
+        monkeypatch.setattr(Commits, "commit_now", interrupt)
+    monkeypatch.setattr(Commits, "roll_back_now", interrupt)
     with pytest.raises(kind), store.transaction():
         w[:] = 1
         if failing:
             raise Stop
     kept = interrupts == sys.maxsize or (not failing and kind is not KeyboardInterrupt)  # a commit failed: pending
     assert w.any() == kept and not store.in_transaction
-    monkeypatch.setattr(pmstore.Store, "_commit_now", commit)
+    monkeypatch.setattr(Commits, "commit_now", commit)
     thread, out = in_thread(store.commit)
     thread.join(10)
     assert out == [None]
@@ -271,15 +272,15 @@ def test_a_doomed_transaction_left_while_it_is_left(store, monkeypatch):
     with contextlib.suppress(Stop), store.transaction():
         store["a"] = 1
         raise Stop
-    roll_back = pmstore.Store._rollback_now
+    roll_back = Commits.roll_back_now
 
-    def leave_and_roll_back(store):
-        monkeypatch.setattr(pmstore.Store, "_rollback_now", roll_back)
+    def leave_and_roll_back(commits):
+        monkeypatch.setattr(Commits, "roll_back_now", roll_back)
         with pytest.raises(pmstore.TransactionError, match="had left an inner"):
             transaction.__exit__(None, None, None)
-        roll_back(store)
+        roll_back(commits)
 
-    monkeypatch.setattr(pmstore.Store, "_rollback_now", leave_and_roll_back)
+    monkeypatch.setattr(Commits, "roll_back_now", leave_and_roll_back)
     with pytest.raises(pmstore.TransactionError, match="had left an inner"):
         transaction.__exit__(None, None, None)
     assert not store.in_transaction and "a" not in store
@@ -298,19 +299,19 @@ def test_the_transaction_lock_is_released_once(store, monkeypatch):
     transaction = store.transaction()
     transaction.__enter__()
     store["a"] = 1
-    commit = pmstore.Store._commit_now
+    commit = Commits.commit_now
 
-    def commit_and_leave(store, only):
-        monkeypatch.setattr(pmstore.Store, "_commit_now", commit)
-        commit(store, only)
+    def commit_and_leave(commits, only):
+        monkeypatch.setattr(Commits, "commit_now", commit)
+        commit(commits, only)
         transaction.__exit__(None, None, None)
         thread.append(in_thread(other))
         inside.wait()
 
     thread = []
-    monkeypatch.setattr(pmstore.Store, "_commit_now", commit_and_leave)
+    monkeypatch.setattr(Commits, "commit_now", commit_and_leave)
     transaction.__exit__(None, None, None)
-    assert not store._lock.inner.acquire(False)
+    assert not store._commits.lock.inner.acquire(False)
     go.set()
     thread[0][0].join()
     assert thread[0][1] == [True]

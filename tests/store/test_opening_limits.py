@@ -107,7 +107,7 @@ def test_a_file_that_lost_more_is_not_to_be_mended(medium: Medium) -> None:
 
 
 @pytest.mark.parametrize("mode", ["a", "r"])
-@pytest.mark.parametrize("part", ["Catalog", "DerivedArrays", "TransactionLock", "Undo"])
+@pytest.mark.parametrize("part", ["Catalog", "DerivedArrays", "Commits", "Undo"])
 def test_an_opening_without_memory_lets_the_file_go(
     medium: Medium, mode: str, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -340,7 +340,7 @@ def test_a_store_closed_while_one_waits(store):
         with store.transaction():
             raise AssertionError
 
-    with store._lock.inner:  # as close() does
+    with store._commits.lock.inner:  # as close() does
         thread, out = in_thread(other)
         asked.wait()
         store.close()

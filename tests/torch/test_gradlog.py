@@ -19,6 +19,7 @@ import pmstore
 import pmstore.testing
 import pmstore.torch
 from pmstore._resume.history import PAGE
+from pmstore._store.commits import Commits
 from pmstore.torch import BatchSampler, GradLog
 from tests.torch.training import Killed, Tied, equal, killed_and_resumed, train
 
@@ -260,7 +261,7 @@ def test_I29_nothing_of_a_commit_that_lacked_space_stays_pending(
             with monkeypatch.context() as patch:
                 if number == 1:
                     log.flush()
-                    patch.setattr(type(store), "_commit_now", lacks_space)
+                    patch.setattr(Commits, "commit_now", lacks_space)
                     with pytest.raises(pmstore.OutOfSpaceError):
                         log.step()
                 else:

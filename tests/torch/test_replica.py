@@ -19,6 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import pmstore
 import pmstore.torch
+from pmstore._store.commits import Commits
 from pmstore.torch import GradLog, _replica, _replica_log
 from tests.torch.test_gradlog import ADAM, OPTIMIZERS, backward, lacks_space, linear
 from tests.torch.test_gradlog_changes import Averaged, Change, Gaps, clamp, iterate, load, small
@@ -424,7 +425,7 @@ def test_I39_nothing_of_a_commit_that_lacked_space_stays_pending(
             with monkeypatch.context() as patch:
                 if number == 1:
                     log.flush()
-                    patch.setattr(type(store), "_commit_now", lacks_space)
+                    patch.setattr(Commits, "commit_now", lacks_space)
                 log.step()
                 if number == 1:
                     with pytest.raises(pmstore.OutOfSpaceError):

@@ -43,7 +43,7 @@ class Turns(_replica_log.Worker):
 
     def outside(self, store: pmstore.Store) -> None:
         """The thread takes steps until it is in no transaction. A commit would wait for that."""
-        while not store._lock.idle:
+        while not store._commits.lock.idle:
             self._take_step()
 
     def do(self, job: Callable[[], None]) -> None:

@@ -94,7 +94,12 @@ def stepping(store: pmstore.Store, *places: Place, **options: Any) -> Iterator[S
     )
     core = store._catalog.core
     about = {"id": "id", "lineage": lineage_of(core), "created": 0.0, "parent": parent_of(core)}
-    steps = Steps(store._file_lock.again(store.path), places, about, chosen_options)
+    fd = store._file_lock.again(store.path)
+    try:
+        steps = Steps(fd, places, about, chosen_options)
+    except BaseException:
+        os.close(fd)
+        raise
     try:
         yield steps
         for number in range(len(places)):

@@ -177,8 +177,8 @@ def _of_zarr(data: Any) -> Iterable[Shard]:
     have all of its store."""
     blocks = list(itertools.pairwise([*range(0, data.shape[0], data.chunks[0]), data.shape[0]]))
     if isinstance(data.store, importlib.import_module("zarr.storage").MemoryStore):
-        dtype = _found_dtype(data)
-        return [Shard(_given, np.asarray(data[begin:end]).astype(dtype, copy=False)) for begin, end in blocks]
+        found = _found(data)
+        return [Shard(_given, np.asarray(found[begin:end])) for begin, end in blocks]
     root = getattr(data.store, "root", None)
     if isinstance(root, Path) and not root.is_absolute():
         data = copy.deepcopy(data)
@@ -364,15 +364,15 @@ def _decoded(column: Any) -> Any:
 
 
 def _part(array: Any, begin: int, end: int) -> Any:
-    dtype = _found_dtype(array)
-    return np.asarray(array[begin:end]).astype(dtype, copy=False)
+    return np.asarray(_found(array)[begin:end])
 
 
-def _found_dtype(array: Any) -> Any:
-    """The dtype that a zarr array has when it is opened here: zarr 3 forgets the order of the bytes.
+def _found(array: Any) -> Any:
+    """A zarr array, opened again here.
 
-    Raises FileNotFoundError if it is not in its store here, or ValueError if it is another one. It came with its
-    metadata, and zarr takes chunks that it does not find for fill values.
+    It came with its metadata: zarr takes chunks that it does not find for fill values, and decodes others by codecs
+    that the array may have had before. Raises FileNotFoundError if it is not in its store here, or ValueError if it is
+    another one.
     """
     name = f"{array.store}/{array.path}".rstrip("/")
     try:
@@ -386,15 +386,15 @@ def _found_dtype(array: Any) -> Any:
     if given != here and not _forgot_order(array, found):
         texts = [f"one of {dtype}, {shape}, in chunks of {chunks}" for shape, dtype, chunks in (here, given)]
         raise ValueError(f"{name!r} is another array now: {texts[0]}, and it was {texts[1]}: open it again")
-    return found.dtype
+    return found
 
 
 def _forgot_order(array: Any, found: Any) -> bool:
-    """Whether an array differs from itself, opened again, only in the order of bytes: its codecs know that, too."""
-    if array.metadata.zarr_format != 3 or found.metadata.zarr_format != 3:
+    """Whether zarr arrays differ in the order of bytes only, which zarr 3 forgets when it opens an array again."""
+    given, here = ((one.metadata.zarr_format, one.shape, one.chunks) for one in (array, found))
+    if given != here or given[0] != 3:
         return False
-    given, here = ((one.shape, one.chunks, one.metadata.codecs) for one in (array, found))
-    return given == here and array.dtype.kind in "biufcmMU" and bool(array.dtype.newbyteorder("=") == found.dtype)
+    return array.dtype.kind in "biufcmMU" and bool(array.dtype.newbyteorder("=") == found.dtype)
 
 
 def _computed(block: Any) -> Any:

@@ -75,6 +75,17 @@ def test_a_worker_that_finds_another_order_of_bytes(tmp_path: Path) -> None:
         shards[0]()
 
 
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("before, after", [(None, "auto"), ("auto", None)])
+def test_an_array_that_was_written_anew_with_other_codecs(
+    version: int, before: Any, after: Any, tmp_path: Path
+) -> None:
+    """A worker has the metadata of the array as it was when the fit began."""
+    shards = shards_of(stored(tmp_path / "x.zarr", zarr_format=version, compressors=before))
+    stored(tmp_path / "x.zarr", zarr_format=version, compressors=after, overwrite=True)
+    assert np.array_equal(np.concatenate([shard() for shard in shards]), X)
+
+
 def test_texts(tmp_path: Path) -> None:
     array = zarr.create_array(tmp_path / "x.zarr", shape=(4,), chunks=(2,), dtype=np.dtypes.StringDType())
     array[:] = np.array(["a", "bc", "", "d"], dtype=np.dtypes.StringDType())

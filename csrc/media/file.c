@@ -369,6 +369,7 @@ static pm_status file_grow(pm_media *media, uint64_t size)
             media->size = size;
             status = pm_media_write_zeros(media, from, size);
             media->size = from;
+            if (status != PM_OK) pm_media_give_back(media);
         }
         PM_TRY(status);
         media->syncs++;

@@ -172,14 +172,26 @@ pm_status pm_media_no_room(const pm_media *media, const char *what, uint64_t byt
     return pm_fail_errno(text);
 }
 
+void pm_media_give_back(pm_media *media)
+{
+    int error = errno, result = 0;
+    struct stat file;
+    if (!fstat(media->fd, &file) && (uint64_t)file.st_size > media->size)
+        result = ftruncate(media->fd, (off_t)media->size);
+    (void)result; /* the file that stays too large is a sound one */
+    errno = error;
+}
+
 pm_status pm_media_reserve(pm_media *media, uint64_t from, uint64_t to)
 {
     int result;
+    bool allowed;
     pm_again again = {0};
     do {
-        bool allowed = !media->trace || pm_trace_allows(media->trace, PM_OPERATION_GROW);
+        allowed = !media->trace || pm_trace_allows(media->trace, PM_OPERATION_GROW);
         result = allowed ? fallocate(media->fd, 0, (off_t)from, (off_t)(to - from)) : -1;
     } while (pm_again_make(&again, result));
+    if (result && allowed) pm_media_give_back(media);
     if (result) return pm_media_no_room(media, "the file can't grow by", to - from);
     if (media->trace) pm_trace_add(media->trace, PM_EVENT_GROW, to, 0, NULL);
     return PM_OK;

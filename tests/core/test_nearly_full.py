@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -106,6 +107,25 @@ def test_a_store_is_created(place: Path) -> None:
         with pmstore.open(place / "s.pm") as store:
             store["a"] = 1
         os.unlink(place / "s.pm")
+
+
+def test_growth_that_is_refused_leaves_the_space_to_others(place: Path) -> None:
+    """ext4 keeps the blocks that it has reserved before it finds that there are too few."""
+
+    def free() -> int:
+        space = os.statvfs(place)
+        return space.f_bavail * space.f_frsize
+
+    with new_store(place / "s.pm") as store:
+        before, file = free(), (place / "s.pm").stat().st_size
+        for size in (2 * before, 3 * before // 2):
+            with pytest.raises(pmstore.OutOfSpaceError) as told:
+                store.create_array("new", size, "u1")
+            assert (place / "s.pm").stat().st_size == file
+            left = [int(said) << 10 for said in re.findall(r"can't grow .* has (\d+) KiB left", str(told.value))]
+            assert left or "cannot write to the file" in str(told.value), "blocks are reserved by writing them"
+            assert all(before - (2 << 20) < now <= before for now in (free(), *left))
+        change(store, 1)
 
 
 def test_arrays_growth_commits_and_checkpoints(place: Path) -> None:

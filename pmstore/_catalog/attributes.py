@@ -118,7 +118,8 @@ class Attributes(MutableMapping[str, Any]):
         value = typed(value)
         if not self._catalog.read_only and has_containers(value):
             key = attributes_key(self._name) + name.encode()
-            self._catalog.lost_updates.handed_out(key, name, value, encode(value))
+            with self._catalog.lock:
+                self._catalog.lost_updates.handed_out(key, name, value, encode(value))
         return value
 
     def _unknown(self, name: str, found: dict[str, Any]) -> UnknownNameError:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from pmstore._catalog import names
 from pmstore._core import hash64
+from pmstore._interrupts import later
 from pmstore._values.array import Array
 from pmstore._values.values import encode
 
@@ -31,6 +32,8 @@ _AT_ONCE = _EACH + (1 << 10)  # the limit for both together, for the copies that
 _LONG = 1 << 20  # instead of the size of a form that has become one of all contents
 _LOOKS = 16  # guards that a commit looks at
 _SWEEP = 64, 1 << 20  # number and encoded bytes of copies handed out before unreferenced ones are forgotten
+# What encoding a value raises while another thread changes it.
+_OF_ENCODING = AttributeError, LookupError, MemoryError, RuntimeError, TypeError, ValueError
 # The references to a value that only LostUpdates has: the _Seen's attribute and getrefcount's argument.
 _OURS = 2
 
@@ -84,7 +87,8 @@ class LostUpdates:
 
     `any` is false if a commit has nothing to look at, and nothing to forget.
 
-    Not thread-safe: the caller of every method holds the store's lock.
+    Not thread-safe: the caller of every method holds the store's lock. A signal handler may interrupt it, and read or
+    commit.
 
     Parameters
     ----------
@@ -93,7 +97,7 @@ class LostUpdates:
     """
 
     __slots__ = (
-        *("_commits", "_due", "_new", "_new_bytes", "_of", "_stored", "_sweep_at"),
+        *("_commits", "_due", "_new", "_new_bytes", "_of", "_stored", "_sweep_at", "_told", "_unseen"),
         *("any", "changed", "guards", "moved", "seen"),
     )
 
@@ -110,18 +114,25 @@ class LostUpdates:
         """Forget every value that was handed out."""
         self.seen: dict[int, _Seen] = {}  # by the value's id, which stays unique because the _Seen refers to the value
         self._of: dict[bytes, set[_Seen]] = {}  # by the key of the entry that they are copies of
-        self._due: dict[int, list[_Seen]] = {}  # by the commit that checks them
+        self._unseen: list[_Seen] = []  # that no commit has checked
+        self._due: dict[int, list[_Seen]] = {}  # the others, by the commit that checks them
         self.changed: list[str] = []  # warnings
         self.moved: list[Moved] = []  # since the last commit
+        self._told = 0, 0  # so many of both are in the result of `lost`
         self._new, self._new_bytes = 0, 0  # handed out since the last sweep
         self._sweep_at = _SWEEP
-        self.any = bool(self.guards)
+        self._note_any()
+
+    def _note_any(self) -> None:
+        self.any = False  # first, as a handler may hand a value out meanwhile
+        if self.seen or self.changed or self.moved or self.guards:
+            self.any = True
 
     def handed_out(self, key: bytes, what: str, value: Any, encoded: bytes, form: Form | None = None) -> None:
         """A copy of the value under key goes to the user; `what` names it in a warning. encoded: what is stored."""
-        self.any = True
         size = len(encoded if form is None else form.stored)
         if size > LARGEST:
+            self.any = True  # there may be a new guard
             return
         if self._new >= self._sweep_at[0] or self._new_bytes + size >= self._sweep_at[1]:
             self._sweep()
@@ -129,9 +140,10 @@ class LostUpdates:
             self._forget(before)
         seen = self.seen[id(value)] = _Seen(key, what, value, encoded, form)
         self._of.setdefault(_entry(key), set()).add(seen)
-        self._due.setdefault(self._commits + 1, []).append(seen)
+        self._unseen.append(seen)
         self._new += 1
         self._new_bytes += seen.size
+        self.any = True  # last: a commit before would take it back
 
     def assigned(self, value: Any, encoded: bytes, form: Callable[[Any], bytes] | None = None) -> None:
         """The value was stored. If it had been handed out, none of its changes until now is lost. form: see `Form.of`;
@@ -174,8 +186,8 @@ class LostUpdates:
 
     def has_moved(self, rows: Moved) -> None:
         """The next commit looks whether a program has changed these rows."""
-        self.any = True
         self.moved.append(rows)
+        self.any = True
 
     def lost(self, *, all_of_them: bool = False) -> list[str]:
         """Warnings of the values that were changed and not assigned back, and of the rows that were changed after they
@@ -185,46 +197,56 @@ class LostUpdates:
         """
         self._commits += 1
         self.guards.sweep()
-        now = self._due.pop(self._commits, [])
+        now = self._unseen[:]
+        del self._unseen[: len(now)]
+        for at in [at for at in list(self._due) if at <= self._commits]:
+            now += self._due.pop(at, ())
         if all_of_them:
             now, self._due = list(self.seen.values()), {}
         at_once = 0
-        for seen in now:
-            if seen.value is None or not self._check(seen):
-                continue
-            cost = _EACH + seen.size
-            if at_once + cost <= _AT_ONCE:
-                at_once += cost
-                wait = 1
-            else:
-                wait = seen.wait = 2 * seen.wait
-            self._due.setdefault(self._commits + wait, []).append(seen)
-        changed, self.changed = self.changed, []
-        return changed + [_of_moved(one.name) for one in self.moved if one.changed()]
+        now.reverse()
+        try:
+            while now:
+                seen = now[-1]
+                if seen.value is not None and self._check(seen):
+                    cost = _EACH + seen.size
+                    if at_once + cost <= _AT_ONCE:
+                        at_once += cost
+                        wait = 1
+                    else:
+                        wait = seen.wait = 2 * seen.wait
+                    self._due.setdefault(self._commits + wait, []).append(seen)
+                now.pop()
+        except BaseException:  # of a signal handler: there is no commit, and the next one checks the others
+            self._unseen += now
+            raise
+        changed, moved = self.changed[:], self.moved[:]
+        self._told = len(changed), len(moved)
+        return changed + [_of_moved(one.name) for one in moved if one.changed()]
 
     def committed(self) -> None:
-        """The commit has succeeded."""
-        self.moved.clear()
-        self.any = bool(self.seen) or bool(self.guards)
+        """The commit has succeeded, and what `lost` returned becomes warnings."""
+        del self.changed[: self._told[0]], self.moved[: self._told[1]]
+        self._note_any()
 
     def _sweep(self) -> None:
         """Check the values that have no other reference, and forget them."""
         for seen in list(self.seen.values()):
             if sys.getrefcount(seen.value) <= _OURS:
                 self._check(seen)
-        self._due = {at: [seen for seen in due if seen.value is not None] for at, due in self._due.items()}
+        for some in [self._unseen, *self._due.values()]:
+            before = some[:]
+            some[: len(before)] = [seen for seen in before if seen.value is not None]
         self._new, self._new_bytes = 0, 0
-        held = sum(seen.size for seen in self.seen.values())
+        held = sum(seen.size for seen in list(self.seen.values()))
         self._sweep_at = max(_SWEEP[0], len(self.seen)), max(_SWEEP[1], held)
 
     def _check(self, seen: _Seen) -> bool:
         """Whether the value is unchanged and still referenced, so that it must be checked again."""
         try:
-            now = hash64((seen.form or encode)(seen.value))
-            if now != seen.checksum and seen.form and seen.again and now == hash64(seen.again(seen.key)):
-                seen.checksum, seen.size = now, max(seen.size, _LONG)
-        except Exception:  # the value now holds something that can't be stored, or another thread is changing it
-            now = -1
+            now = self._hash(seen)
+        except Exception as error:
+            now = self._hash_again(seen, error)
         if now == seen.checksum:
             if sys.getrefcount(seen.value) > _OURS:
                 return True
@@ -238,6 +260,25 @@ class LostUpdates:
                 )
         self._forget(seen)  # a warning was given, another value was assigned, or no reference is left
         return False
+
+    @staticmethod
+    def _hash(seen: _Seen) -> int:
+        now = hash64((seen.form or encode)(seen.value))
+        if now != seen.checksum and seen.form and seen.again and now == hash64(seen.again(seen.key)):
+            seen.checksum, seen.size = now, max(seen.size, _LONG)
+        return now
+
+    def _hash_again(self, seen: _Seen, error: Exception) -> int:
+        """The same after an error: -1 if the value now holds something that can't be stored. If it does not, the error
+        is that of a signal handler, and is raised, or it came as another thread was changing the value."""
+        try:
+            with later():
+                now = self._hash(seen)
+        except Exception:
+            return -1
+        if isinstance(error, _OF_ENCODING):
+            return now
+        raise error
 
     def _forget(self, seen: _Seen) -> None:
         """Don't check a copy any more."""

@@ -57,14 +57,14 @@ class Commits:
 
     def commit(self) -> None:
         """Commit, outside of any transaction."""
-        catalog, lock = self._catalog, self.lock
+        catalog = self._catalog
         # This or another thread is in a transaction, or in an import; a call here would be slow.
-        if not lock.idle or catalog.importing:
+        if not self.lock.idle or catalog.importing:
             self.refuse_inside("commit")
         if catalog.lost_updates.any or self.companions:
-            lock.inner.call(self.commit_now)
+            self.lock.inner.call(self.commit_now)
         else:
-            lock.inner.call(catalog.lock.call, catalog.core.commit)
+            self.lock.inner.call(catalog.lock.call, catalog.core.commit)
 
     def rollback(self) -> None:
         """Roll back, outside of any transaction."""

@@ -426,7 +426,7 @@ PYTHON = [
         "commit-without-the-transaction-lock",
         "W",
         COMMITS_PY,
-        "lock.inner.call(catalog.lock.call, catalog.core.commit)",
+        "self.lock.inner.call(catalog.lock.call, catalog.core.commit)",
         "catalog.lock.call(catalog.core.commit)",
         "half of a transaction is in the commit of another thread",
     ),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gc
+import itertools
 import operator
 import sys
+import unittest.mock
 import warnings
 import weakref
 
@@ -16,6 +18,9 @@ import pytest
 import pmstore
 from pmstore._catalog import lost_updates
 from pmstore._catalog.catalog import Catalog
+from pmstore._catalog.lost_updates import LostUpdates
+from pmstore._core import Core
+from tests.store.test_interrupts import signal_at
 
 
 @contextlib.contextmanager
@@ -440,3 +445,98 @@ def test_an_append_looks_at_the_length_once(store, monkeypatch):
     held["a"] = 3
     with no_warning():
         store.commit()
+
+
+READS = {
+    "value": lambda store: store["c"],
+    "attribute": lambda store: store.attrs("c")["unit"],
+    "element": lambda store: store["l"][0],
+}
+
+
+@pytest.fixture(params=READS)
+def read(store, request):
+    store["c"] = {"lr": 1}
+    store.attrs("c")["unit"] = {"name": "s"}
+    store.create_list("l").append({"a": 1})
+    store.commit()
+    return READS[request.param]
+
+
+def test_a_handler_that_commits_while_a_copy_is_read(store, read):
+    for n in itertools.count(1):
+        with signal_at(n, lambda *_: store.commit()) as sent:
+            copy = read(store)
+        copy["new"] = 1
+        with pytest.warns(pmstore.LostUpdateWarning):
+            store.commit()
+        if not sent:
+            break
+    assert n > 10
+
+
+@pytest.mark.parametrize("looks", [False, True])
+def test_a_handler_that_reads_a_copy_in_a_commit(store, read, looks):
+    for n in itertools.count(1):
+        copies = []
+        if looks:
+            read(store)  # which the commit forgets
+        with signal_at(n, lambda *_: copies.append(read(store))) as sent, store.transaction():  # noqa: B023
+            store["n"] = n
+        if not sent:
+            break
+        copies[0]["new"] = 1
+        with pytest.warns(pmstore.LostUpdateWarning):
+            store.commit()
+    assert n > 10
+
+
+def test_a_handler_that_raises_while_copies_are_compared(store):
+    """They are as they were. The commit, if it did not succeed, can be made again, and compares all of them."""
+    store["c"], store["d"] = {"lr": [1] * 100}, {"lr": [1] * 100}
+    store.commit()
+
+    def late(*_):
+        raise TimeoutError
+
+    for n in itertools.count(1):
+        copies = store["c"], store["d"]
+        with no_warning(), signal_at(n, late) as sent, contextlib.suppress(TimeoutError):
+            store["n"] = n
+            store.commit()
+            assert not sent
+        copies[1]["lr"] = 2
+        with pytest.warns(pmstore.LostUpdateWarning, match="'d'"):
+            store.commit()
+        if not sent:
+            break
+    assert n > 20
+
+
+def test_a_lost_update_is_told_of_after_a_commit_that_lacked_space(store, monkeypatch):
+    store["c"] = {"lr": 1}
+    store.commit()
+    store["c"]["lr"] = 2
+    with monkeypatch.context() as patch, pytest.raises(pmstore.OutOfSpaceError), no_warning():
+        patch.setattr(Core, "commit", unittest.mock.Mock(side_effect=pmstore.OutOfSpaceError(28, "full")))
+        store["n"] = 1
+        store.commit()
+    with pytest.warns(pmstore.LostUpdateWarning) as caught:
+        store.commit()
+    assert len(caught) == 1
+    with no_warning():
+        store["n"] = 2
+        store.commit()
+
+
+def test_copies_are_handed_out_under_the_lock(store, read, monkeypatch):
+    """Several threads may read."""
+    owned, handed_out = [], LostUpdates.handed_out
+
+    def noted(*arguments):
+        owned.append(store._catalog.lock.owned())
+        handed_out(*arguments)
+
+    monkeypatch.setattr(LostUpdates, "handed_out", noted)
+    read(store)
+    assert owned == [True]

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore._store.commits import Commits
 from tests.conftest import LONGER
 
 
@@ -472,3 +473,38 @@ def test_a_fork_while_another_thread_commits(open_store):
     store.close()
     with open_store(verify=True) as store:
         assert len(set(store["a"])) == 1
+
+
+def test_a_fork_by_a_handler_in_a_commit(store, monkeypatch):
+    """Another thread holds the transaction lock, and is not in the child, which goes on with the commit."""
+    inside, go, refuse, child = threading.Event(), threading.Event(), Commits.refuse_inside, []
+
+    def other():
+        with store.transaction():
+            inside.set()
+            go.wait()
+
+    def refuse_and_fork(commits, what):
+        refuse(commits, what)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child.append(os.fork())
+        if child == [0]:
+            signal.alarm(10 * LONGER)
+        go.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    inside.wait()
+    monkeypatch.setattr(Commits, "refuse_inside", refuse_and_fork)
+    try:
+        store.commit()
+    except pmstore.ReadOnlyStoreError:
+        if child == [0]:
+            os._exit(23)
+        raise
+    finally:
+        if child == [0]:
+            os._exit(1)
+    thread.join()
+    assert os.waitstatus_to_exitcode(os.waitpid(child[0], 0)[1]) == 23

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from typing import Any
 
@@ -340,11 +341,44 @@ class GaussianMixture(OnShards, _Mixture, _sklearn.SklearnGaussianMixture):
         """
         if not is_sharded(X):
             return float(super().score(X, y))
+        total, rows = self._log_likelihood(X)
+        return total / rows
+
+    def bic(self, X: Any) -> float:
+        """The Bayesian information criterion: the lower, the better.
+
+        Parameters
+        ----------
+        X
+            As for `score`.
+
+        Returns
+        -------
+        float
+
+        Raises
+        ------
+        ValueError
+            There are no samples.
+        """
+        if not is_sharded(X):
+            return float(super().bic(X))
+        total, rows = self._log_likelihood(X)
+        return float(-2 * total + self._n_parameters() * math.log(rows))
+
+    def aic(self, X: Any) -> float:
+        """The Akaike information criterion, as `bic`."""
+        if not is_sharded(X):
+            return float(super().aic(X))
+        return float(-2 * self._log_likelihood(X)[0] + 2 * self._n_parameters())
+
+    def _log_likelihood(self, X: Any) -> tuple[float, int]:
+        """The sum over the samples of data in shards, and their number."""
         estimator, blocks = self._blocks(X)
         sums = [(estimator.score_samples(block).sum(), len(block)) for block in blocks]
         if not sums:
             raise ValueError("the shards have no rows, and so no mean")
-        return float(sum(total for total, _ in sums) / sum(rows for _, rows in sums))
+        return float(sum(total for total, _ in sums)), sum(rows for _, rows in sums)
 
 
 class BayesianGaussianMixture(_Mixture, _sklearn.SklearnBayesianGaussianMixture):

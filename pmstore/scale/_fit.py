@@ -99,7 +99,7 @@ class ShardedFit(MapReduce):
             if not _is_real(told["dtype"]):
                 raise ValueError(f"{name} is of {told['dtype']}: {self.title} needs real numbers")
             if not shape[0]:
-                raise ValueError(f"{name} is empty: leave it out")
+                raise ValueError(f"{name} is empty: leave it out, or rechunk the array that has it as a chunk")
             if shape[1] != self.described[0]["shape"][1]:
                 raise ValueError(f"{name} has {shape[1]} features, and shard 0 {self.described[0]['shape'][1]}")
         self.rows = tuple(told["shape"][0] for told in self.described)

@@ -9,17 +9,19 @@ from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
+from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from pmstore.scale._shards import Shard, check_kind, is_dask, shards_of, with_columns
 
 Array = npt.NDArray[Any]
 
 
-class LazyParts(Sequence[Array]):
+class LazyParts(NDArrayOperatorsMixin, Sequence[Array]):
     """The results for the shards of a data set, as a sequence of arrays. Nothing is held.
 
     Each access loads the shard and computes its result, in this process: ``parts[i]`` for shard i, iteration for one
-    after the other. ``numpy.asarray(parts)`` computes all, and joins them along the first axis.
+    after the other. ``numpy.asarray(parts)`` computes all, and joins them along the first axis, as operators and
+    functions of numpy do: ``X[parts == 0]``. `shards_of` makes shards of them, so that a fit takes them.
 
     Parameters
     ----------
@@ -43,7 +45,7 @@ class LazyParts(Sequence[Array]):
     def __getitem__(self, i: int | slice) -> Array | LazyParts:
         if isinstance(i, slice):
             return LazyParts(self._shards[i], self._function)
-        return of_block(self._shards[i](), self._function)
+        return _result(self._shards[i], self._function)
 
     def __iter__(self) -> Iterator[Array]:
         return (self[i] for i in range(len(self)))
@@ -54,9 +56,21 @@ class LazyParts(Sequence[Array]):
         whole = np.concatenate(list(self))
         return whole if dtype is None else whole.astype(dtype, copy=False)
 
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
+        arrays = [np.asarray(one) if isinstance(one, LazyParts) else one for one in inputs]
+        return getattr(ufunc, method)(*arrays, **options)
+
+    def as_shards(self) -> list[Shard]:
+        """The same results, which workers compute each time that they load them."""
+        return [Shard(_result, shard, self._function) for shard in self._shards]
+
     def __repr__(self) -> str:
         name = getattr(self._function, "__name__", getattr(self._function, "func", self._function))
         return f"<LazyParts of {len(self)} shards, by {getattr(name, '__name__', name)}>"
+
+
+def _result(shard: Shard, function: Callable[[Array], Array]) -> Array:
+    return of_block(shard(), function)
 
 
 def is_sharded(data: Any) -> bool:
@@ -99,7 +113,11 @@ def _rows_of(block: Any) -> Array:
 
 
 def _is_part(data: Any) -> bool:
-    return isinstance(data, Shard | str | os.PathLike) or is_dask(data) or type(data).__module__.startswith("zarr.")
+    return (
+        isinstance(data, Shard | LazyParts | str | os.PathLike)
+        or is_dask(data)
+        or type(data).__module__.startswith("zarr.")
+    )
 
 
 def _over_dask(data: Any, function: Callable[[Array], Array]) -> Any:

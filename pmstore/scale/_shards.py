@@ -11,7 +11,7 @@ import zipfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -80,7 +80,8 @@ def shards_of(data: Any) -> tuple[Shard, ...]:
         - an array of numpy, also a memory map: blocks of rows, 16 of them or as many as keep each below 64 MiB;
         - an array of dask or zarr: its chunks along the first axis;
         - the path of an ``.npy`` or ``.parquet`` file: blocks of rows, or row groups;
-        - a list or tuple of `Shard`, arrays and paths: their shards, in this order. An array in a list is one shard.
+        - `LazyParts`, the results of another estimator: a shard for each part;
+        - a list or tuple of these: their shards, in this order. An array in a list is one shard.
 
         Columns of ``.parquet`` files go by their names, in the order of the first file. Those that pandas wrote as the
         index are left out.
@@ -159,6 +160,8 @@ def _others(data: Any) -> Iterable[Shard]:
         return _of_file(Path(local_path(data, elsewhere)).absolute())
     if is_dask(data):
         return _of_dask(data)
+    if hasattr(type(data), "as_shards"):  # LazyParts
+        return cast("Iterable[Shard]", data.as_shards())
     if type(data).__module__.partition(".")[0] == "zarr" and hasattr(data, "chunks") and getattr(data, "shape", None):
         return _of_zarr(data)
     raise TypeError(
@@ -208,6 +211,12 @@ def _of_file(path: Path) -> Iterable[Shard]:
         file = _looked_at(path, lambda: pyarrow.parquet.ParquetFile(path))
         index = (file.schema_arrow.pandas_metadata or {}).get("index_columns", [])
         columns = [name for name in file.schema_arrow.names if name not in index]
+        if not columns:
+            raise ValueError(
+                f"{os.fspath(path)!r} has no columns but an index of pandas: make it a column by reset_index()"
+                if index
+                else f"{os.fspath(path)!r} has no columns"
+            )
         if twice := [name for name, count in Counter(columns).items() if count > 1]:
             raise ValueError(
                 f"{os.fspath(path)!r} has several columns with the name {twice[0]!r}: rename them, or give a "
@@ -222,7 +231,9 @@ def _looked_at(path: Path, load: Callable[[], Any]) -> Any:
     """The result of a reader. Its errors say nothing of the file."""
     try:
         return load()
-    except (EOFError, ValueError, zipfile.BadZipFile) as error:
+    except (EOFError, OSError, ValueError, zipfile.BadZipFile) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # the system's, which names the file
+            raise
         text = f"it is damaged, or has more than numbers in it ({type(error).__name__}: {error})"
         raise ValueError(f"{os.fspath(path)!r} can't be read as {path.suffix}: {text}") from error
 
@@ -348,7 +359,7 @@ def _refuse_mixed(path: str, columns: Mapping[Any, str]) -> None:
     """Raise TypeError for columns, by their dtypes, that no array can have together, such as dates and numbers."""
     for one, other in itertools.combinations(columns, 2):
         try:
-            np.promote_types(one, other)
+            np.column_stack([np.zeros(1, one), np.zeros(1, other)])
         except TypeError:
             raise TypeError(
                 f"no array has the columns {columns[one]!r} of {one} and {columns[other]!r} of {other}, of {path!r}: "

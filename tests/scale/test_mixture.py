@@ -191,9 +191,10 @@ def test_predictions_are_computed_when_asked_for() -> None:
         assert isinstance(lazy, LazyParts) and isinstance(whole, np.ndarray)
         np.testing.assert_allclose(np.asarray(lazy), whole, rtol=1e-10)
         assert lazy[0].dtype == whole.dtype
-    assert fit.score(parts()) == pytest.approx(fit.score(X), rel=1e-12)
-    with pytest.raises(ValueError, match="no rows"):
-        fit.score([X[:0]])
+    for method in ("score", "bic", "aic"):
+        assert getattr(fit, method)(parts()) == pytest.approx(getattr(fit, method)(X), rel=1e-12)
+        with pytest.raises(ValueError, match="no rows"):
+            getattr(fit, method)([X[:0]])
     again = GaussianMixture(K, random_state=0, engine=Serial())
     assert np.array_equal(np.asarray(again.fit_predict(parts())), fit.predict(X))
     labels = again.fit_predict(X)

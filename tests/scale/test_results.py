@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 sklearn = pytest.importorskip("sklearn")
+pytest.importorskip("sklearn.pipeline")
 
+import pmstore  # noqa: E402
 from pmstore.cluster import KMeans  # noqa: E402
 from pmstore.decomposition import IncrementalPCA  # noqa: E402
-from pmstore.scale import LazyParts, Serial, Shard  # noqa: E402
+from pmstore.scale import LazyParts, Processes, Serial, Shard  # noqa: E402
 
 X = np.random.default_rng(0).normal(size=(60, 3))
 PARTS = [X[:20], X[20:]]
@@ -56,3 +59,28 @@ def test_shards_that_are_no_arrays(model: Any) -> None:
     for data in (scipy.csr_matrix(X), {"X": X}, [1.0, 2.0]):
         with pytest.raises(TypeError, match="a shard for a prediction is an array, not a "):
             np.asarray(model.transform([Shard(lambda data=data: data)]))
+
+
+def test_operators_and_functions_of_numpy_take_all_parts() -> None:
+    fit = KMeans(2, random_state=0, engine=Serial()).fit(PARTS)
+    labels = np.asarray(fit.labels_)
+    ones = fit.labels_ == 1
+    assert isinstance(ones, np.ndarray) and np.array_equal(ones, labels == 1) and 0 < ones.sum() < 60
+    assert np.array_equal(X[fit.labels_ != 1], X[labels != 1])
+    assert np.array_equal(1 - fit.labels_, 1 - labels) and np.array_equal(np.unique(fit.labels_), [0, 1])
+    assert np.array_equal(fit.labels_ < fit.predict(PARTS), np.zeros(60, bool))
+
+
+def test_an_estimator_fits_the_results_of_another(tmp_path: Path) -> None:
+    pipeline = sklearn.pipeline.make_pipeline(
+        IncrementalPCA(2, engine=Serial()), KMeans(2, random_state=0, engine=Processes(2))
+    )
+    labels = pipeline.fit_predict(PARTS)
+    scores = [np.array(part) for part in pipeline[0].transform(PARTS)]
+    plain = KMeans(2, random_state=0, engine=Serial()).fit(scores)
+    assert np.array_equal(pipeline[1].cluster_centers_, plain.cluster_centers_)
+    assert np.array_equal(labels, plain.labels_) and np.array_equal(pipeline.predict(PARTS), labels)
+    with pmstore.open(tmp_path / "a.pm") as store:
+        kept = KMeans(2, random_state=0, engine=Serial(), store=store, name="fit").fit(pipeline[0].transform(PARTS))
+        again = KMeans(2, random_state=0, engine=Serial(), store=store, name="fit").fit(pipeline[0].transform(PARTS))
+    assert again.resumed_from_iter_ > 0 and np.array_equal(again.labels_, kept.labels_)

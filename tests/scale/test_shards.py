@@ -233,6 +233,29 @@ def test_parquet_files_that_make_no_shards(tmp_path: Path) -> None:
     parquet.write_table(table, tmp_path / "twice.parquet")
     with pytest.raises(ValueError, match=r"twice.parquet' has several columns with the name 'a': rename them, or give"):
         shards_of([tmp_path / "twice.parquet"])
+    footer = b"PAR1" + bytes(1000) + (900).to_bytes(4, "little") + b"PAR1"
+    for name, contents in {"empty": b"", "short": b"PAR1", "footer": footer}.items():
+        (tmp_path / f"{name}.parquet").write_bytes(contents)
+        with pytest.raises(ValueError, match=rf"{name}.parquet' can't be read as .parquet: it is damaged"):
+            shards_of(tmp_path / f"{name}.parquet")
+    parquet.write_table(table.select([]), tmp_path / "none.parquet")
+    with pytest.raises(ValueError, match=r"none.parquet' has no columns$"):
+        shards_of(tmp_path / "none.parquet")
+    pandas = pytest.importorskip("pandas")
+    pandas.DataFrame({"a": a}).set_index("a").to_parquet(tmp_path / "index.parquet")
+    with pytest.raises(ValueError, match=r"index.parquet' has no columns but an index of pandas: .*reset_index"):
+        shards_of(tmp_path / "index.parquet")
+
+
+def test_dates_beside_durations_in_a_parquet_file(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="no pyarrow: make test-frames installs it")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    times = np.arange(100)
+    table = pyarrow.table({"when": times.astype("M8[us]"), "long": times.astype("m8[us]")})
+    parquet.write_table(table, tmp_path / "x.parquet")
+    text = r"no array has the columns 'when' of datetime64\[us\] and 'long' of timedelta64\[us\], of '.*x.parquet'"
+    with pytest.raises(TypeError, match=f"{text}: write numbers instead, or give"):
+        shards_of(tmp_path / "x.parquet")[0]()
 
 
 @pytest.mark.parametrize("dates", ["M8[us]", "M8[D]", "m8[s]"])

@@ -31,10 +31,12 @@ SURVIVES = {
     "disk": "a commit survives a power cut, if the disk honours flushes",
 }
 SERVERS = {"nfs", "nfs4", "cifs", "smb3", "9p", "virtiofs", "ceph", "lustre"}
+_FROM_ONE = "; use a store there from one machine, and by one mount, at a time: another one may read old bytes"
 _BY_SERVER = (
     "a commit is on the server when it returns, and survives a power cut of this machine; what one of the "
-    "server takes depends on the server"
+    f"server takes depends on the server{_FROM_ONE}"
 )
+_BY_PROGRAM = f"a commit survives a power cut, if the program that serves this file system honours syncs{_FROM_ONE}"
 IN_MEMORY = {"tmpfs", "ramfs", "devtmpfs", "rootfs"}
 _IGNORED = "the kernel ignores syncs of files on this overlay: a power cut may take any commit"
 _KEPT_BY_THE_DISK = "no sync flushes the disk's cache: a power cut may take commits"
@@ -217,6 +219,8 @@ def _survives(place: dict[str, Any]) -> str:
         return note if domain in ("process", "disk") else f"{note} (domain {domain}: an emulation of persistent memory)"
     if kind in SERVERS and domain == "disk":
         return _BY_SERVER
+    if kind.startswith("fuse") and kind != "fuseblk" and domain == "disk":
+        return _BY_PROGRAM
     options = place["options"].split(",")
     unsafe = next((option for option in options if option in WITHOUT_SYNCS), None)
     if unsafe is not None:

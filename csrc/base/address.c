@@ -47,7 +47,9 @@ bool pm_address_keep_more(void *behind, uint64_t size)
 {
     void *at = mmap(behind, size, PROT_NONE, NOTHING_YET | MAP_FIXED_NOREPLACE, -1, 0);
     if (at == behind) return true;
-    if (at != MAP_FAILED) munmap(at, size);
+    if (at == MAP_FAILED) return false;
+    munmap(at, size); /* an older kernel, which takes another place */
+    errno = EEXIST;
     return false;
 }
 

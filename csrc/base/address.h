@@ -14,7 +14,7 @@
  * at a place where the addresses behind are likely to stay free, for pm_address_keep_more. */
 void *pm_address_keep(uint64_t size, bool alone);
 
-/* Reserves the addresses right behind a reserved range, too. False if they are in use. */
+/* Reserves the addresses right behind a reserved range, too. False with errno if not; EEXIST: they are in use. */
 bool pm_address_keep_more(void *behind, uint64_t size);
 
 /* Makes a mapping larger; it may move. at NULL: zeroed memory. NULL with errno: nothing changed. */

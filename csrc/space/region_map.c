@@ -96,6 +96,10 @@ pm_status pm_region_keep(pm_region *region, uint64_t size)
     if (size <= region->kept) return PM_OK;
     uint64_t least = size - region->kept, more = least < region->kept ? region->kept : least;
     while (!pm_address_keep_more(region->live + region->kept, more)) {
+        if (more == least && errno == ENOMEM) { /* a growth that is refused leaves all pending */
+            pm_address_refused("cannot reserve more addresses for the arrays", least);
+            return PM_NO_SPACE;
+        }
         if (more == least)
             return pm_fail(PM_NO_SPACE,
                            "the addresses after the arrays of this store are in use, so it can't grow to %llu bytes: "

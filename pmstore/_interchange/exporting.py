@@ -14,7 +14,7 @@ from pmstore._errors import Error, StoreExistsError, class_of_write
 from pmstore._interchange.formats import format_of
 from pmstore._interchange.source import Progress, Source
 from pmstore._interchange.target import new_target
-from pmstore._store.opening import local_path
+from pmstore._store.opening import absolute, local_path
 
 __all__ = ["export"]
 
@@ -68,7 +68,7 @@ def export(
     CorruptStoreError, StaleSnapshotError
         An array is damaged, or a later commit has changed it. Nothing stays at the path.
     """
-    target = os.path.abspath(local_path(path, "an export is written here: copy it there afterwards"))
+    target = absolute(local_path(path, "an export is written here: copy it there afterwards"))
     write = format_of(target, format, reads=False)
     if os.path.lexists(target):
         raise StoreExistsError(errno.EEXIST, f"{target!r} exists: an export is a new file", target)

@@ -31,7 +31,7 @@ from pmstore._interchange.found import Found, Stored, damage, require
 from pmstore._interchange.source import Progress
 from pmstore._interrupts import deliver, later
 from pmstore._store.mapping import NameMapping
-from pmstore._store.opening import local_path
+from pmstore._store.opening import absolute, local_path
 from pmstore._values.array import Layout, layout
 from pmstore._values.values import encode
 
@@ -120,7 +120,7 @@ def load_into(
 
 def source_of(path: str | os.PathLike[str]) -> str:
     """The absolute path of a file to be imported. Raises what `local_path` raises."""
-    return os.path.abspath(local_path(path, "an import reads files that are here: copy it first"))
+    return absolute(local_path(path, "an import reads files that are here: copy it first"))
 
 
 class _Chosen:

@@ -131,9 +131,23 @@ def path_of(path: Any) -> str:
     )
     if os.path.basename(text) in ("", os.curdir):
         raise StoreIsADirectoryError(errno.EISDIR, f"a store is a file, and {text!r} is a directory's path", text)
+    text = _joined(text)
     if os.pardir in text.split(os.sep):  # behind a symbolic link it is the parent of the link's target
         text = os.path.join(os.path.realpath(os.path.dirname(text)), os.path.basename(text))
-    return os.path.abspath(text)
+    return os.path.normpath(text)
+
+
+def absolute(path: str) -> str:
+    """The absolute path. Raises StoreNotFoundError if it is relative, and the working directory was deleted."""
+    return os.path.normpath(_joined(path))
+
+
+def _joined(path: str) -> str:
+    try:
+        return path if os.path.isabs(path) else os.path.join(os.getcwd(), path)
+    except FileNotFoundError as error:
+        text = f"the working directory was deleted, so {path!r} is not found: give an absolute path"
+        raise StoreNotFoundError(errno.ENOENT, text, path) from error
 
 
 def local_path(path: Any, elsewhere: str) -> str:
@@ -163,7 +177,7 @@ def _without_scheme(text: str, elsewhere: str) -> str:
     if scheme != "file":
         raise ValueError(f"{text!r} is not on this machine, and {elsewhere.format(text)}")
     host, slash, path = rest.partition("/")
-    if host:
+    if host not in ("", "localhost"):
         raise ValueError(f"{text!r} is the file of another host, {host!r}")
     return slash + os.fsdecode(unquote_to_bytes(os.fsencode(path)))
 
@@ -203,6 +217,8 @@ def lock_file(
     deadline = time.monotonic() + timeout
     pause = _POLL_FIRST
     real = os.path.realpath(path)  # a renamed file must replace the file, not a link to it
+    if not os.path.lexists(real) and os.path.exists(path):  # /proc/self/fd/N of a file that was deleted
+        real = path
     while True:
         try:
             return _try(real, path, mode, media, where, trace, opens, joins)

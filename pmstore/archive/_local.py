@@ -14,6 +14,7 @@ from typing import TypeVar
 from pmstore._errors import ArchiveError
 from pmstore._store.held import flock_now, open_file, sweep
 from pmstore._store.naming import rename, sync_directory, unlink
+from pmstore._store.opening import absolute
 from pmstore.archive._place import (
     NAME,
     TEMPORARY,
@@ -49,7 +50,7 @@ class LocalPlace(Place):
     near = True
 
     def __init__(self, path: str) -> None:
-        self.url = self._root = os.path.abspath(path)
+        self.url = self._root = absolute(path)
         self._identity: tuple[int, int] | None = None
         self._last: tuple[str, tuple[int, ...]] | None = None  # the newest object: its path, and what it is
         self._ready: set[str] = set()

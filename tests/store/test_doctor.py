@@ -107,7 +107,8 @@ def test_memory_does_not_outlive_the_machine(
     [
         ("ramfs none rw", "not that of the machine: the bytes of ramfs are in its memory only"),
         ("ext4 /dev/sda1 rw,nobarrier", "a power cut may take commits (it is mounted with 'nobarrier')"),
-        ("nfs4 server:/home rw,vers=4.2", "what one of the server takes depends on the server"),
+        ("nfs4 server:/home rw,vers=4.2", "server takes depends on the server; use a store there from one machine"),
+        ("fuse.sshfs server:/home rw", "honours syncs; use a store there from one machine, and by one mount"),
         ("ext4 /dev/sda1 rw,data=ordered", "a commit survives a power cut, if the disk honours flushes"),
         (
             "overlay overlay rw,lowerdir=/x,upperdir=/none",

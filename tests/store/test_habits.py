@@ -41,6 +41,9 @@ def test_paths_with_the_home_directory_and_urls(tmp_path: Path, monkeypatch: pyt
     with pmstore.open(latin.as_uri()) as store:
         assert store.path == str(latin)
     latin.unlink()
+    here = "localhost"
+    with pmstore.open(f"file://{here}{tmp_path}/a%20store.pm", "r") as store:
+        assert store.path == str(tmp_path / "a store.pm")
     with pytest.raises(
         ValueError, match=r"'s3://bucket/x.pm' is not on this machine.*store.drain\('s3://bucket/x.pm'\)"
     ):
@@ -48,6 +51,48 @@ def test_paths_with_the_home_directory_and_urls(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(ValueError, match="file of another host, 'elsewhere'"):
         pmstore.open("file://elsewhere/x.pm")
     assert sorted(os.listdir(tmp_path)) == ["a store.pm"]
+
+
+def test_a_working_directory_that_was_deleted(tmp_path: Path) -> None:
+    run_in_fork(_without_directory, tmp_path)
+
+
+def _without_directory(tmp_path: Path) -> None:
+    (tmp_path / "gone").mkdir()
+    os.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    text = r"the working directory was deleted, so '(\.\./)?x\.\w+' is not found: give an absolute path"
+    with pmstore.open(tmp_path / "x.pm") as store:
+        store["a"] = 1
+        for work in (
+            lambda: pmstore.open("x.pm"),
+            lambda: pmstore.open("../x.pm"),
+            lambda: pmstore.open(b"x.pm", "r"),
+            lambda: store.backup("x.pm"),
+            lambda: store.drain("x.arc"),
+            lambda: pmstore.export(store, "x.npz"),
+            lambda: pmstore.load_into(store, "x.npz"),
+        ):
+            with pytest.raises(FileNotFoundError, match=text):
+                work()
+    assert os.listdir(tmp_path) == ["x.pm"]
+
+
+def test_the_link_of_an_open_file_that_was_deleted(tmp_path: Path) -> None:
+    path = tmp_path / "x.pm"
+    with pmstore.open(path) as store:
+        store["a"] = 1
+    fd = os.open(path, os.O_RDWR)
+    path.unlink()
+    link = f"/proc/self/fd/{fd}"
+    for n in range(3):
+        with pmstore.open(link) as store:
+            assert store["a"] == 1 + n
+            store["a"] += 1
+        with pmstore.open(link, "r") as store:
+            assert store["a"] == 2 + n
+    os.close(fd)
+    assert os.listdir(tmp_path) == []
 
 
 def files() -> set[tuple[int, int]]:

@@ -10,12 +10,14 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pmstore
 from pmstore._store import naming
 from pmstore._store.entrance import _LEAST
-from tests.conftest import Medium
+from tests.conftest import Medium, run_in_fork
+from tests.core.test_address_space import MIB, limit_addresses
 
 
 def names_in(medium: Medium) -> list[str]:
@@ -129,3 +131,22 @@ def test_an_opening_without_memory_lets_the_file_go(
     assert not ignored
     with pmstore.open(path) as store:
         assert dict(store) == {"x": 1} and store.check().ok
+
+
+@pytest.mark.no_sanitizer
+def test_growth_beyond_the_limit_of_addresses_names_the_limit(medium: Medium) -> None:
+    run_in_fork(_grows_beyond_the_limit, medium)
+
+
+def _grows_beyond_the_limit(medium: Medium) -> None:
+    with pmstore.open(medium.directory / "s", media=medium.name) as store:
+        store["a"] = np.ones(MIB)
+        store.commit()
+        limit_addresses(200 * MIB)
+        with pytest.raises(
+            pmstore.OutOfSpaceError, match=r"\d+ MiB are needed, and the address space .* \(ulimit -v\)"
+        ):
+            store.create_array("b", 1 << 40, "u1")
+        store["a"][:] = 2
+        store.commit()
+        assert list(store) == ["a"]

@@ -63,6 +63,8 @@ class FitGroup:
     store : Store
     name : str
         The group.
+    of_estimator : bool
+        Whether errors tell of `name=None` and `reset`, which a `GradLog` lacks.
 
     Attributes
     ----------
@@ -70,9 +72,10 @@ class FitGroup:
         The fit's arrays and values.
     """
 
-    def __init__(self, store: Store, name: str) -> None:
+    def __init__(self, store: Store, name: str, *, of_estimator: bool = True) -> None:
         self.store = store
         self.name = name
+        self._of_estimator = of_estimator
         self.group = store.group(name)
 
     @property
@@ -151,7 +154,8 @@ class FitGroup:
             raise FingerprintMismatchError(
                 f"{self.name!r} in {self.store.path} holds another fit; stored ≠ asked for: "
                 f"{'; '.join(found[:_SHOWN])}{more}. {hint if entry else ''}"
-                f"Choose another name, or name=None in a search over parameters or folds. {self._how_to_forget}"
+                f"Choose another name{', or name=None in a search over parameters or folds' * self._of_estimator}. "
+                f"{self._how_to_forget}"
             )
         return True
 
@@ -188,6 +192,8 @@ class FitGroup:
 
     @property
     def _how_to_forget(self) -> str:
+        if not self._of_estimator:
+            return f"store.group({self.name!r}).clear() forgets that training."
         return f"reset() of an estimator, or store.group({self.name!r}).clear(), forgets that fit."
 
     def _refuse_what_is_no_fit(self) -> None:

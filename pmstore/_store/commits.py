@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-import weakref
-from collections.abc import Collection
 from typing import Any, Protocol
 
 from pmstore._catalog.catalog import Catalog
@@ -21,7 +19,7 @@ __all__ = ["Commits", "Companion"]
 class Companion(Protocol):
     """An object that a store calls at its commits and rollbacks: pmstore.torch keeps a module and its optimizer there.
 
-    The store calls it in the thread that holds the transaction lock, and keeps a weak reference only.
+    The store calls it in the thread that holds the transaction lock, from `accompany` until `part` or the store's end.
     """
 
     def before_commit(self) -> None:
@@ -52,7 +50,7 @@ class Commits:
     def __init__(self, catalog: Catalog, usable: bool, below: Lock) -> None:
         self._catalog = catalog
         self._debug = os.environ.get("PMSTORE_DEBUG", "0") not in ("", "0")  # violations of only= raise errors
-        self.companions: Collection[Companion] = ()
+        self.companions: list[Companion] = []
         self.lock = TransactionLock(usable, below)
 
     def commit(self) -> None:
@@ -80,11 +78,13 @@ class Commits:
         self._catalog.refuse_in_import()
 
     def accompany(self, companion: Companion) -> None:
-        """Call this companion at each commit and rollback, as long as it exists."""
-        if not self.companions:
-            self.companions = weakref.WeakSet()
-        assert isinstance(self.companions, weakref.WeakSet)
-        self.companions.add(companion)
+        """Call this companion at each commit and rollback."""
+        self.companions.append(companion)
+
+    def part(self, companion: Companion) -> None:
+        """Don't call it any more."""
+        if companion in self.companions:
+            self.companions.remove(companion)
 
     def leave(self, below: Lock) -> None:
         """Refuse changes from now on, in a forked process. Another thread of the parent may hold the lock forever."""

@@ -1,4 +1,5 @@
-"""What modules keep beside parameters and buffers: torch's ``get_extra_state`` and ``set_extra_state``."""
+"""Objects that a store follows as long as they exist, and what modules keep beside parameters and buffers: torch's
+``get_extra_state`` and ``set_extra_state``."""
 
 from __future__ import annotations
 
@@ -7,23 +8,40 @@ from typing import Any
 
 import torch
 
-__all__ = ["ExtraState", "extra_states"]
+__all__ = ["ExtraState", "Outlived", "extra_states"]
+
+
+class Outlived:
+    """An object that may go: what it was at last is still there, for a last commit."""
+
+    def __init__(self, one: Any) -> None:
+        self._object, self._type, self._attributes = weakref.ref(one), type(one), vars(one)
+
+    @property
+    def gone(self) -> bool:
+        return self._object() is None
+
+    def __call__(self) -> Any:
+        """The object, or another one with its attributes."""
+        found = self._object()
+        if found is None:
+            found = object.__new__(self._type)
+            object.__setattr__(found, "__dict__", self._attributes)
+        return found
 
 
 class ExtraState:
     """The extra state of a module, as an object with `state_dict` and `load_state_dict`. The module may go."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._module = weakref.ref(module)
+        self._module = Outlived(module)
 
     def state_dict(self) -> dict[str, Any]:
-        module = self._module()
-        return {} if module is None else {"extra": module.get_extra_state()}
+        return {"extra": self._module().get_extra_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        module = self._module()
-        if module is not None and "extra" in state:
-            module.set_extra_state(state["extra"])
+        if "extra" in state:
+            self._module().set_extra_state(state["extra"])
 
 
 def extra_states(module: torch.nn.Module) -> dict[str, ExtraState]:

@@ -183,7 +183,7 @@ class GradLog:
         else:
             if not isinstance(store, Store):
                 raise TypeError(f"the log needs a store, which pmstore.open returns, not {type(store).__name__}")
-            self._fit = FitGroup(store, name)
+            self._fit = FitGroup(store, name, of_estimator=False)
             self._fit.check_writable()
             self._side = (
                 ReplicaLog(self._fit, names, optimizer, layout, every[0], max_iter, early=self._ranks.count == 1)

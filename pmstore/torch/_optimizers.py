@@ -7,7 +7,6 @@ commit looks at what there is, and moves into the store what is not in it.
 from __future__ import annotations
 
 import operator
-import weakref
 from collections.abc import Mapping
 from itertools import chain, repeat
 from typing import Any
@@ -18,6 +17,7 @@ import torch
 from pmstore._errors import CorruptStoreError, FingerprintMismatchError
 from pmstore._store.mapping import NameMapping
 from pmstore._values.values import encode
+from pmstore.torch._extra import Outlived
 from pmstore.torch._modules import ANOTHER, in_memory, ordered
 from pmstore.torch._rest import like_mapping, plain, restore
 from pmstore.torch._tensors import tensor_of
@@ -47,7 +47,7 @@ class OptimizerTensors:
                     f"persist can't keep a {kind.__module__}.{kind.__qualname__}: the state is that of another "
                     f"optimizer, its attribute {name!r}. Use an optimizer that has its state itself"
                 )
-        self._optimizer = weakref.ref(optimizer)
+        self._optimizer = Outlived(optimizer)
         self._key_of = key_of
         self._tensors = tensors
         self._settings = settings
@@ -61,12 +61,12 @@ class OptimizerTensors:
     @property
     def optimizer(self) -> Any:
         """The optimizer; None if it is gone."""
-        return self._optimizer()
+        return None if self._optimizer.gone else self._optimizer()
 
     def _keys(self) -> list[list[str]]:
         """The keys of the parameters of each group. Raises ValueError for one that is not the module's."""
         keys: list[list[str]] = []
-        for number, group in enumerate(self.optimizer.param_groups):
+        for number, group in enumerate(self._optimizer().param_groups):
             keys.append([])
             for parameter in group["params"]:
                 key = self._key_of.get(id(parameter))
@@ -83,9 +83,7 @@ class OptimizerTensors:
 
     def take(self) -> None:
         """Store the state that the store does not have yet. Raises TypeError for a state that a store can't keep."""
-        optimizer = self.optimizer
-        if optimizer is None:
-            return
+        optimizer = self._optimizer()
         groups = [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
         if groups != self._groups:
             self._put(CLASS, _class_of(optimizer))
@@ -163,7 +161,7 @@ class OptimizerTensors:
 
     def compare(self) -> None:
         """Raises FingerprintMismatchError if the store has another optimizer, with the first difference."""
-        theirs, mine = self._settings[CLASS], _class_of(self.optimizer)
+        theirs, mine = self._settings[CLASS], _class_of(self._optimizer())
         if theirs != mine:
             raise _differs(f"a {theirs}, and not a {mine}")
         stored, groups = self._settings[GROUPS], self._keys()
@@ -176,9 +174,7 @@ class OptimizerTensors:
 
     def give(self) -> None:
         """Let the optimizer have the store's groups of parameters, state and hyperparameters."""
-        optimizer = self.optimizer
-        if optimizer is None:
-            return
+        optimizer = self._optimizer()
         for parameter in self._give_groups(optimizer):
             optimizer.state.pop(parameter, None)
         for group, values in zip(optimizer.param_groups, self._settings[HYPERPARAMETERS]):

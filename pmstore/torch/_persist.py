@@ -10,8 +10,8 @@ change of the store.
                                 ▼   │
                               ended: a step raises DetachedError
 
-The store keeps a weak reference to a `Persisted` and calls it at commits and rollbacks. The module's entry in
-`_persisted` and the hook of the optimizer own it, so that it lives as long as one of them.
+The store has a `Persisted`, and calls it at commits and rollbacks. The module and its optimizer may go, as at the end
+of a function that trains them. The next commit still has what they were at last: their attributes are kept until then.
 """
 
 from __future__ import annotations
@@ -45,7 +45,8 @@ from pmstore.torch._ranks import Ranks
 __all__ = ["Persisted", "persist"]
 
 MODULE, OPTIMIZER, TRAINING = "module", "optimizer", "training"
-_persisted: weakref.WeakKeyDictionary[torch.nn.Module, Persisted] = weakref.WeakKeyDictionary()
+_all: weakref.WeakSet[Persisted] = weakref.WeakSet()
+_GONE = "the module and its optimizer were gone"
 _hooks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # of each optimizer, to be removed
 
 
@@ -103,9 +104,14 @@ class Persisted:
 
     def _refuse_shared(self) -> None:
         """Raise ValueError for a tensor that lies in a store already, as a part of another module."""
-        for other in list(_persisted.values()):
+        for other in list(_all):
             if other._ended or other.store.closed or other._mapping == self._mapping:
                 continue
+            if other.module is self.module:
+                raise ValueError(
+                    f"the module lies in {other._mapping!r} already: persist copy.deepcopy(module) here; a second "
+                    "optimizer of one module goes into also={name: optimizer}"
+                )
             theirs = set(other._tensors.memory().values())
             for key, memory in self._tensors.memory().items():
                 if memory in theirs:
@@ -180,9 +186,12 @@ class Persisted:
         self._tensors.check(take_buffers=True)
         self._tensors.look(self._in[MODULE], self._commits)
         self._commits += 1
+        is_last = self._is_last()
         if self._optimizer is not None:
             self._optimizer.take()
         self._take_also()
+        if is_last:
+            self.end(_GONE)
 
     def after_rollback(self) -> None:
         """Take the values of the store."""
@@ -207,19 +216,27 @@ class Persisted:
         if self._rollbacks == count or self._ended:
             return
         if MODULE not in self._in[TRAINING]:
-            self._ended = (
+            self.end(
                 "the transaction in which persist stored the module was rolled back, so that the store does not have "
                 "it: call persist again"
             )
+            return
+        if self._is_last():
+            self.end(_GONE)
             return
         self._tensors.rebind()
         self._encoded = {}
         self._give()
         self._rollbacks = count
 
+    def _is_last(self) -> bool:
+        """Whether the module and the optimizer are gone, so that nothing changes any more."""
+        return self.module is None and self.optimizer is None
+
     def end(self, why: str) -> None:
         """A step raises DetachedError from now on."""
         self._ended = self._ended or why
+        self.store._commits.part(self)
 
 
 def persist(
@@ -319,9 +336,6 @@ def _persist(
         raise ReadOnlyStoreError(
             f"{error}. module.load_state_dict(pmstore.torch.state_dict(store.group('module'))) copies a stored module"
         ) from error
-    before = _persisted.get(module)
-    if before is not None and not before._ended and not before.store.closed and before._mapping != store:
-        raise ValueError(f"the module lies in {before._mapping!r} already: persist copy.deepcopy(module) here")
     made = Persisted(module, optimizer, store, also)
     made._refuse_shared()
     kept = [one for one in list(whole._commits.companions) if isinstance(one, Persisted)]
@@ -332,7 +346,7 @@ def _persist(
     made._begin()
     for other in others:
         other.end("persist has put another module or optimizer in its place")
-    _persisted[module] = made
+    _all.add(made)
     whole._commits.accompany(made)
     if optimizer is not None:
         if optimizer in _hooks:

@@ -69,6 +69,7 @@ class BatchSampler:
         world_size: int = 1,
     ) -> None:
         self._samples = len(data) if isinstance(data, Sized) else operator.index(data)
+        batch_size = operator.index(batch_size)
         if seed < 0:
             raise ValueError(f"seed is a number from 0, not {seed}")
         if self._samples < 1 or batch_size < 1:
@@ -77,7 +78,7 @@ class BatchSampler:
             )
         if not 0 <= rank < world_size:
             raise ValueError(f"rank is from 0 to world_size - 1 = {world_size - 1}, not {rank}")
-        self._batch_size, self._shuffle, self._drop_last, self._seed = int(batch_size), shuffle, drop_last, int(seed)
+        self._batch_size, self._shuffle, self._drop_last, self._seed = batch_size, shuffle, drop_last, int(seed)
         self._rank, self._world_size = rank, world_size
         every = self._samples // batch_size if drop_last else -(-self._samples // batch_size)
         self._batches = every // world_size

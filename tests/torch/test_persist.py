@@ -438,12 +438,13 @@ def test_two_modules_in_groups_of_one_store(store: pmstore.Store) -> None:
     assert contents(*pairs[0]) == trained("Adam", 1) != contents(*pairs[1])
 
 
-def test_nothing_keeps_a_module_alive(store: pmstore.Store) -> None:
+def test_the_next_commit_lets_a_module_go(store: pmstore.Store) -> None:
     module, optimizer = build()
     gone = [weakref.ref(persist(module, optimizer, store)), weakref.ref(module), weakref.ref(optimizer)]
     step(module, optimizer, 0)
     store.commit()
     del module, optimizer
+    store.commit()
     gc.collect()
     assert [one() for one in gone] == [None] * 3
     store.commit()

@@ -244,6 +244,9 @@ def test_a_module_that_is_not_in_the_store_any_more(store: pmstore.Store, move: 
     with pytest.raises(pmstore.DetachedError, match=text), store.transaction():
         pass
     assert store.sequence == before
+    del module, optimizer
+    store.rollback()
+    store.commit()
 
 
 @pytest.mark.parametrize("many", [1, 2])

@@ -125,6 +125,8 @@ def test_what_is_refused() -> None:
         BatchSampler(5, 1, rank=2, world_size=2)
     with pytest.raises(TypeError):
         BatchSampler(object(), 2)  # type: ignore[arg-type]
+    with pytest.raises(TypeError):
+        BatchSampler(5, 2.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="seed is a number from 0, not -1"):
         BatchSampler(5, 2, seed=-1)
     sampler = BatchSampler(np.int64(5), 2)

@@ -444,9 +444,7 @@ def test_a_changed_model_is_refused(tmp_path: Path) -> None:
         for text, make in changed.items():
             with pytest.raises(pmstore.FingerprintMismatchError, match=text):
                 GradLog(*make(), store).resume()
-        with pytest.raises(
-            pmstore.FingerprintMismatchError, match=r"dense ≠ topk, .*\. Choose another name\. store"
-        ):
+        with pytest.raises(pmstore.FingerprintMismatchError, match=r"dense ≠ topk, .*\. Choose another name\. store"):
             GradLog(*linear(), store, "topk").resume()
         net, optimizer = linear()
         schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)

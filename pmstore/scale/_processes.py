@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
+from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import wait
 from numbers import Integral
@@ -118,7 +118,7 @@ class Processes(Engine):
     def cancel(self, tag: Tag) -> None:
         self._routes.drop(tag)
         for place in self._places:
-            place.waiting = deque(asked for asked in place.waiting if asked[0][1] != tag)
+            place.cancel(tag)
 
     def close(self) -> None:
         try:
@@ -169,7 +169,7 @@ class _Place:
         self._generation = -1
         self._deaths = 0
         self.has_begun = False  # whether a process of this place ever took questions
-        self.waiting: deque[_Asked] = deque()
+        self._waiting: OrderedDict[Question, _Asked] = OrderedDict()  # the oldest first
         self._has: dict[Question, _Asked] = {}  # what the process was asked, the oldest first
         self._opened = contextlib.ExitStack()  # ends what `begin` began, as far as it came
 
@@ -195,7 +195,7 @@ class _Place:
 
     def load(self) -> int:
         """The number of questions that the place has."""
-        return len(self._has) + len(self.waiting)
+        return len(self._has) + len(self._waiting)
 
     def is_stuck(self) -> bool:
         """Whether the process was stopped, or has been asleep for long, as far as the calls of this method tell."""
@@ -208,22 +208,26 @@ class _Place:
 
     def ask(self, question: Question, function: tuple[int, bytes], shared: tuple[int, bytes]) -> None:
         """Ask the process with the next `send`, or when it has answered others."""
-        self.waiting.append((question, function, shared))
+        self._waiting[question] = question, function, shared
 
     def send(self) -> None:
         """Send questions, as many as the process may have. A message has those about the same state."""
-        while self.waiting and len(self._has) < self._ahead:
-            _, function, shared = self.waiting[0]
+        while self._waiting and len(self._has) < self._ahead:
+            _, function, shared = self._first()
             numbers = function[0], shared[0]
             news = [data if number != known else None for (number, data), known in zip((function, shared), self._knows)]
             self._knows = numbers
             asked: list[_Asked] = []
-            while self.waiting and len(self._has) < self._ahead:
-                if (self.waiting[0][1][0], self.waiting[0][2][0]) != numbers:
+            while self._waiting and len(self._has) < self._ahead:
+                one = self._first()
+                if (one[1][0], one[2][0]) != numbers:
                     break
-                asked.append(self.waiting.popleft())
-                self._has[asked[-1][0]] = asked[-1]
+                self._has[one[0]] = self._waiting.pop(one[0])
+                asked.append(one)
             self._outbox.put((*news, [question for question, _, _ in asked]))
+
+    def _first(self) -> _Asked:
+        return next(iter(self._waiting.values()))
 
     def received(self) -> Sequence[Reply | Lost]:
         """The replies that have arrived as a whole, or the questions that are lost because the process ended."""
@@ -242,7 +246,11 @@ class _Place:
 
     def forget(self, question: Question) -> None:
         """Another place has answered."""
-        self.waiting = deque(asked for asked in self.waiting if asked[0] != question)
+        self._waiting.pop(question, None)
+
+    def cancel(self, tag: Tag) -> None:
+        """Nobody waits for the answers to the other questions of an epoch."""
+        self._waiting = OrderedDict(item for item in self._waiting.items() if item[0][1] != tag)
 
     def replace(self) -> list[Lost]:
         """Start another process; returns the questions that the last one had. If the last one never took a question,
@@ -258,7 +266,7 @@ class _Place:
                     f"last one ({name}) with {status}: what they wrote to stderr may tell why",
                     worker=name,
                 )
-            self.waiting.extendleft(reversed(had.values()))
+            self._waiting = OrderedDict(had | self._waiting)
             had = {}
         self.begin()
         return [Lost(*question, name, f"the process ended with {status}") for question in had]

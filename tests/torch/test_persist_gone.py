@@ -75,7 +75,7 @@ def train(store: pmstore.Store, until: int, every: int, kept: list[Any], schedul
 @pytest.mark.parametrize("every", [0, 3])
 @pytest.mark.parametrize("scheduled", [False, True])
 def test_a_commit_after_they_are_gone(kept: list[Any], every: int, scheduled: bool, tmp_path: Path) -> None:
-    """As a with statement makes when it is left, around the call of a function that trains."""
+    """A with statement makes one when it is left, around the call of a function that trains."""
     with pmstore.open(tmp_path / "whole.pm") as store:
         whole = train(store, 9, every, [], scheduled)
     for until in (4, 4, 9):
@@ -97,7 +97,7 @@ def test_a_rollback_after_they_are_gone(tmp_path: Path) -> None:
 
 
 def test_a_container_that_is_gone(tmp_path: Path) -> None:
-    """Its parts and the optimizer are not."""
+    """The parts and the optimizer are not."""
     net = Net()
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     with pmstore.open(tmp_path / "a.pm") as store:

@@ -28,7 +28,7 @@ from pmstore._core import META_MAX, Entry, Row, hash64
 from pmstore._display import name_text, size_text
 from pmstore._errors import MALFORMED, UNSOUND, CorruptStoreError, DecodeError, in_part, of
 from pmstore._values.array import Array, Layout, address_of, layout, order_of, read_layout
-from pmstore._values.registry import NAME_MAX, Parts, made, named, parts_of, registered
+from pmstore._values.registry import NAME_MAX, Parts, made, named, part_title, parts_of, registered
 from pmstore._values.types import is_text
 from pmstore._values.values import decode, encode, type_name
 
@@ -111,7 +111,7 @@ def prepared(value: Any) -> Prepared | None:
             else:
                 out.append((label, (encode(content), type_name(content))))
         except (TypeError, ValueError) as error:
-            raise in_part(f"the part {label!r} of a {name}", error) from error
+            raise in_part(part_title(name, label), error) from error
     return name, out
 
 

@@ -54,7 +54,10 @@ def _ranges_of(core: Core, views: list[Any]) -> Any:
     ranges = no_ranges(len(views))
     for i, array in enumerate(views):
         if not isinstance(array, ndarray):
-            raise TypeError(f"only is a list of arrays of the store, or views of them, not {type(array).__name__}")
+            hint = ": of a column, column.to_numpy()" if hasattr(array, "to_numpy") else ""
+            raise TypeError(
+                f"only is a list of arrays of the store, or views of them, not {type(array).__name__}{hint}"
+            )
         length = array.nbytes
         if length:
             try:

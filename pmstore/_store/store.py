@@ -188,8 +188,9 @@ class Store(Following):
             has changed. Inside another transaction, the arrays of both declarations may change; a transaction without a
             declaration ends the restriction.
 
-            A change elsewhere is not in this commit. The next commit that scans the array takes it, or a rollback takes
-            it back. With PMSTORE_DEBUG=1 in the environment when the store is opened, every commit looks for such
+            The commit scans whole pages of 4 KiB, so that another change in a page that a declared part touches is in
+            it, too. A change elsewhere is not. The next commit that scans the array takes it, or a rollback takes it
+            back. With PMSTORE_DEBUG=1 in the environment when the store is opened, every commit looks for such
             changes first, and raises a TransactionError that names the array and its elements. Then nothing is
             committed, and everything stays pending.
         message : str, optional

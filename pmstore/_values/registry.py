@@ -18,7 +18,18 @@ from typing import Any, NamedTuple
 
 from pmstore._errors import UNRELATED, DecodeError
 
-__all__ = ["HEAP_TYPE", "NAME_MAX", "Parts", "Registered", "made", "named", "parts_of", "register", "registered"]
+__all__ = [
+    "HEAP_TYPE",
+    "NAME_MAX",
+    "Parts",
+    "Registered",
+    "made",
+    "named",
+    "part_title",
+    "parts_of",
+    "register",
+    "registered",
+]
 
 NAME_MAX = 255  # bytes in UTF-8, of a type's name and of a part's name
 
@@ -219,6 +230,12 @@ def check_name(name: object, what: str) -> bytes:
     if not 0 < len(encoded) <= NAME_MAX:
         raise ValueError(f"the name {what} has 1 to {NAME_MAX} bytes in UTF-8, not {len(encoded)}: {name!r:.80}")
     return encoded
+
+
+def part_title(type_name: str, part: str) -> str:
+    """A part in an error."""
+    of_frame = part == "about" and type_name.startswith("pandas.")
+    return f"the part {part!r}{', labels, dtypes and attrs,' if of_frame else ''} of a {type_name}"
 
 
 def parts_of(value: Any) -> tuple[str, dict[str, Any]] | None:

@@ -31,7 +31,7 @@ from pmstore._core import hash64
 from pmstore._errors import MALFORMED, CorruptStoreError, DecodeError, OutOfMemoryError, TooLargeError
 from pmstore._values.array import memory_order, order_of
 from pmstore._values.dtypes import descriptor_of, dtype_of, storable_dtype
-from pmstore._values.registry import Parts, made, parts_of, registered
+from pmstore._values.registry import Parts, made, part_title, parts_of, registered
 from pmstore._values.tensors import array_of_tensor, is_tensor
 from pmstore._values.types import BY_CODE, TEXT, Small, is_text, small_of
 
@@ -275,7 +275,7 @@ def _check(value: Any, depth: int) -> None:
             try:
                 _check(content, depth + 1)
             except TypeError as error:
-                raise TypeError(f"the part {part!r} of a {found[0]}: {error}") from error
+                raise TypeError(f"{part_title(found[0], part)}: {error}") from error
     else:
         raise TypeError(_hint(value))
 
@@ -315,6 +315,9 @@ def _hint(value: Any) -> str:
             return f"{text}, as it would come back as a plain {base.__name__}: store {base.__name__}(value)"
     if isinstance(value, (bytearray, memoryview)):
         return f"{text}: store bytes(value), or a numpy array of uint8"
+    if hasattr(kind, "to_pydatetime") or hasattr(kind, "to_pytimedelta"):
+        how = "to_pydatetime" if hasattr(kind, "to_pydatetime") else "to_pytimedelta"
+        return f"{text}: store value.{how}(), or value.to_numpy(), which keeps nanoseconds and no zone"
     if isinstance(value, datetime.datetime):
         return f"{text}: store np.datetime64(value), or the datetime.datetime that it is made from"
     if isinstance(value, (datetime.date, datetime.time, datetime.timedelta)):
@@ -326,6 +329,12 @@ def _hint(value: Any) -> str:
         return f"{text}: store {'value[name].values of each variable' if callable(kind.values) else 'value.values'}"
     if hasattr(value, "__arrow_c_stream__"):
         return f"{text}: store pyarrow.table(value), or polars.DataFrame(value)"
+    if hasattr(kind, "as_py"):
+        return f"{text}: store value.as_py()"
+    if package == "polars" and hasattr(kind, "collect"):
+        return f"{text}: store value.collect()"
+    if package == "pandas" and hasattr(kind, "take") and not hasattr(kind, "to_frame"):
+        return f"{text}: store pandas.Series(value)"
     dtype = getattr(value, "dtype", None)
     if hasattr(value, "__array__") and (dtype is None or (isinstance(dtype, np.dtype) and not dtype.hasobject)):
         return f"{text}: store np.asarray(value)"

@@ -51,6 +51,7 @@ __all__ = ["Archive", "Info", "open", "restore"]
 
 _ENTRIES = 1 << 16  # of versions, that are kept in memory, about
 _ATTEMPTS = 20  # to restore a version that is not removed meanwhile
+_RESTORED = "", "the archive", "a version is restored to a new file"
 _TAG = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}")
 
 T = TypeVar("T")
@@ -217,7 +218,10 @@ class Archive(Mapping[int, Version]):
             try:
                 self._own_parent = self._opened_parent(url)
             except (ArchiveError, ImportError, ValueError) as error:
-                text = f"{self.url} was forked from {url}, which can't be read: {error}; the past before is not shown"
+                text = (
+                    f"{self.url} was forked from {url}, which can't be read: {error}; the past before is not shown "
+                    "(options of open() are those of that place, too)"
+                )
                 if text != self._told:
                     self._told = text
                     warnings.warn(text, ArchiveWarning, stacklevel=4)
@@ -412,7 +416,7 @@ class Archive(Mapping[int, Version]):
         return value and errors are those of `restore`.
         """
         version, target = _number(version), path_of(path)
-        _refuse_taken(target)
+        refuse_taken(target, *_RESTORED)
         self.refresh()
         self._find(version)[0].tag(f"fork-{version}", version)
         self._restored(version, target, progress, fork=True)
@@ -444,7 +448,7 @@ class Archive(Mapping[int, Version]):
     def _restore(
         self, row: Row, path: str, progress: Progress | None, lineage: str | None, parent: tuple[str, int] | None
     ) -> None:
-        _refuse_taken(path)
+        refuse_taken(path, *_RESTORED)
         entries = self._entries(row)
         total, done = sum(item.length for item in entries.values()), 0
         with written_anew(path, room=entries.room, sequence=row.version) as new:
@@ -544,10 +548,6 @@ def _taken(url: str, name: str) -> ArchiveConflictError:
     return ArchiveConflictError(f"{url} has the tag {name!r} for another version: use another name, or untag it first")
 
 
-def _refuse_taken(path: str) -> None:
-    refuse_taken(path, "", "the archive", "a version is restored to a new file")
-
-
 def open(url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], **storage_options: Any) -> Archive:
     """Open an archive, to look into its versions and to restore them.
 
@@ -557,7 +557,7 @@ def open(url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], **stora
         The place that `Store.drain` was given, or a list of places of the same archive: each object is read from the
         first one whose copy is whole. An ArchiveWarning tells of a place that has no archive.
     **storage_options
-        For fsspec, such as ``key`` and ``secret``.
+        For fsspec, such as ``key`` and ``secret``; or all of them in a dict, as ``storage_options={…}``.
 
     Raises
     ------
@@ -567,7 +567,7 @@ def open(url: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], **stora
         The places have archives of different stores.
     ArchiveDamagedError, ArchiveUnavailableError, FormatVersionError
     """
-    return _opened(url, storage_options, ())
+    return _opened(url, {**(storage_options.pop("storage_options", None) or {}), **storage_options}, ())
 
 
 def _opened(url: Any, options: Mapping[str, Any], forks: tuple[str, ...]) -> Archive:
@@ -595,6 +595,6 @@ def restore(
     sources : sequence of str or path-like
         The places, in the order in which they are asked. Places that can't be reached are left out.
     **storage_options
-        For fsspec, such as ``key`` and ``secret``.
+        As for `open`.
     """
     return open(sources, **storage_options)._restored_or_older(path_of(path), version, progress)

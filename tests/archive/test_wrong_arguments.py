@@ -10,6 +10,7 @@ import pytest
 
 import pmstore
 from pmstore import archive, codecs
+from pmstore.archive import _archive
 from tests.archive.stepping import drained
 
 pytest.importorskip("numcodecs")
@@ -58,3 +59,21 @@ def test_a_tag_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(KeyError) as caught:
         archive.open(tmp_path / "a").untag("nope")
     assert str(caught.value) == f"no tag 'nope' in the archive {tmp_path / 'a'}"
+
+
+def test_options_come_as_keywords_or_in_a_dict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Any] = []
+
+    def refused(url: Any, options: Any) -> Any:
+        given.append(options)
+        raise pmstore.ArchiveError("enough")
+
+    monkeypatch.setattr(_archive, "places_of", refused)
+    for options in ({"key": 1, "secret": 2}, {"storage_options": {"key": 1, "secret": 2}}):
+        for call in (
+            lambda options=options: archive.open("s3://x", **options),
+            lambda options=options: archive.restore(tmp_path / "x.pm", sources=["s3://x"], **options),
+        ):
+            with pytest.raises(pmstore.ArchiveError, match="enough"):
+                call()
+    assert given == [{"key": 1, "secret": 2}] * 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import re
 import sys
 import types
 import warnings
@@ -402,7 +403,7 @@ def test_frames_that_can_not_be_stored(store: Any) -> None:
             r"the column 'a': .* Sparse\[int64, 0\].*sparse\.to_dense",
         ),
         (pandas.Index(["a"]), r"value.to_frame\(\)"),
-        (pandas.Timestamp("2020"), r"np.datetime64\(value\)"),
+        (pandas.Timestamp("2020"), r"value.to_pydatetime\(\)"),
         (Own({"a": [1]}), "a subclass of pandas.DataFrame: store a pandas.DataFrame"),
     ]:
         with pytest.raises(TypeError, match=hint):
@@ -501,3 +502,37 @@ def _has(module: str) -> bool:
     import importlib.util
 
     return importlib.util.find_spec(module) is not None
+
+
+def test_values_of_pandas_and_its_like_are_refused_with_a_hint(store: Any) -> None:
+    pandas = pytest.importorskip("pandas")
+    store["f"] = pandas.DataFrame({"a": [1.0, 2.0]})
+    values = {
+        "to_pydatetime()": pandas.Timestamp("2026-01-02", tz="Europe/Paris"),
+        "to_pytimedelta()": pandas.Timedelta(3, "s"),
+        "Series(value)": pandas.Categorical(["a"]),
+        "Series(value) ": pandas.array([1, None], dtype="Int64"),
+    }
+    for hint, value in values.items():
+        with pytest.raises(TypeError, match=rf": store .*{re.escape(hint.strip())}"):
+            store["v"] = value
+    store["v"] = pandas.Series(values["Series(value)"])
+    store["v"] = values["to_pydatetime()"].to_pydatetime()
+    assert store["v"] == values["to_pydatetime()"] and store["v"].tzinfo.key == "Europe/Paris"
+    with pytest.raises(TypeError, match=r"labels, dtypes and attrs, of a pandas.DataFrame: .*pandas.*Timestamp"):
+        store["v"] = pandas.DataFrame({pandas.Timestamp("2026-01-02"): [1], "b": [2]})
+    for declared in (store["f"], store["f"]["a"]):
+        with pytest.raises(TypeError, match=r"not (DataFrame|Series): of a column, column.to_numpy\(\)"):
+            store.transaction(only=[declared])
+    with store.transaction(only=[store["f"]["a"].to_numpy()]):
+        store["f"].loc[0, "a"] = 3
+    assert store.read("f")["a"].tolist() == [3, 2]
+
+
+def test_other_values_of_arrow_and_polars_are_refused_with_a_hint(store: Any) -> None:
+    pyarrow = pytest.importorskip("pyarrow", reason="no pyarrow: make test-frames installs it")
+    with pytest.raises(TypeError, match=r"store value.as_py\(\)"):
+        store["v"] = pyarrow.scalar(1)
+    polars = pytest.importorskip("polars", reason="no polars: make test-frames installs it")
+    with pytest.raises(TypeError, match=r"store value.collect\(\)"):
+        store["v"] = polars.DataFrame({"a": [1]}).lazy()

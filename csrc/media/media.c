@@ -176,7 +176,7 @@ void pm_media_give_back(pm_media *media)
 {
     int error = errno, result = 0;
     struct stat file;
-    if (!fstat(media->fd, &file) && (uint64_t)file.st_size > media->size)
+    if (!fstat(media->fd, &file) && (uint64_t)file.st_size >= media->size) /* xfs keeps blocks behind the file's end */
         result = ftruncate(media->fd, (off_t)media->size);
     (void)result; /* the file that stays too large is a sound one */
     errno = error;
@@ -191,7 +191,7 @@ pm_status pm_media_reserve(pm_media *media, uint64_t from, uint64_t to)
         allowed = !media->trace || pm_trace_allows(media->trace, PM_OPERATION_GROW);
         result = allowed ? fallocate(media->fd, 0, (off_t)from, (off_t)(to - from)) : -1;
     } while (pm_again_make(&again, result));
-    if (result && allowed) pm_media_give_back(media);
+    if (result && allowed && to > media->size) pm_media_give_back(media);
     if (result) return pm_media_no_room(media, "the file can't grow by", to - from);
     if (media->trace) pm_trace_add(media->trace, PM_EVENT_GROW, to, 0, NULL);
     return PM_OK;

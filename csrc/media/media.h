@@ -200,7 +200,7 @@ pm_status pm_media_no_room(const pm_media *media, const char *what, uint64_t byt
 
 /* Reserves blocks for [from, to) of the file, so that writing there can't fail for lack of space (D8). */
 pm_status pm_media_reserve(pm_media *media, uint64_t from, uint64_t to);
-/* Gives back what growth has reserved before it failed: ext4 keeps the blocks, up to the last one that is free. */
+/* Gives back what growth has reserved before it failed: ext4 and xfs keep the blocks. */
 void pm_media_give_back(pm_media *media);
 /* True if that failed because the file system has no such operation, or a sandbox forbids it. */
 static inline bool pm_media_cannot_reserve(pm_status status)

@@ -164,9 +164,12 @@ def local_path(path: Any, elsewhere: str) -> str:
         os.fsencode(text)
     except UnicodeEncodeError:
         raise ValueError(f"not a path: {text!r} can't be encoded") from None
-    if not text or "\0" in text:
+    if not text:
         raise ValueError(f"not a path: {text!r}")
-    return os.path.expanduser(_without_scheme(text, elsewhere))
+    text = os.path.expanduser(_without_scheme(text, elsewhere))
+    if "\0" in text:
+        raise ValueError(f"not a path: {text!r}")
+    return text
 
 
 def _without_scheme(text: str, elsewhere: str) -> str:
@@ -177,7 +180,7 @@ def _without_scheme(text: str, elsewhere: str) -> str:
     if scheme != "file":
         raise ValueError(f"{text!r} is not on this machine, and {elsewhere.format(text)}")
     host, slash, path = rest.partition("/")
-    if host not in ("", "localhost"):
+    if host.lower() not in ("", "localhost"):
         raise ValueError(f"{text!r} is the file of another host, {host!r}")
     return slash + os.fsdecode(unquote_to_bytes(os.fsencode(path)))
 
@@ -217,8 +220,8 @@ def lock_file(
     deadline = time.monotonic() + timeout
     pause = _POLL_FIRST
     real = os.path.realpath(path)  # a renamed file must replace the file, not a link to it
-    if not os.path.lexists(real) and os.path.exists(path):  # /proc/self/fd/N of a file that was deleted
-        real = path
+    if real.endswith(" (deleted)") and os.path.exists(path):  # perhaps /proc/self/fd/N of a file that was deleted
+        real = real if os.path.exists(real) and os.path.samefile(path, real) else path
     while True:
         try:
             return _try(real, path, mode, media, where, trace, opens, joins)

@@ -154,7 +154,8 @@ def contents_of(data: Any) -> str:
 
 def loaded_again(i: int, shard: Shard, contents: str | None) -> Any:
     """The data of a shard after a fit, as a worker loads them. Raises ShardError if they have other contents now."""
-    loaded = read_only(arrived(shard, f"shard {i}", shares=True)())
+    with limited_threads(1):  # a shard may be the result of another estimator, with these bits
+        loaded = read_only(arrived(shard, f"shard {i}", shares=True)())
     if contents_of(loaded) != contents:
         raise ShardError(f"shard {i}, {shard}, is not what it was when the fit began", i)
     return loaded

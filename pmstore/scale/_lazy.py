@@ -57,8 +57,18 @@ class LazyParts(NDArrayOperatorsMixin, Sequence[Array]):
         return whole if dtype is None else whole.astype(dtype, copy=False)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        arrays = [np.asarray(one) if isinstance(one, LazyParts) else one for one in inputs]
-        return getattr(ufunc, method)(*arrays, **options)
+        if any(isinstance(one, LazyParts) for one in options.get("out", ())):
+            return NotImplemented
+        options = {name: _whole(one) for name, one in options.items()}
+        return getattr(ufunc, method)(*map(_whole, inputs), **options)
+
+    def __eq__(self, other: object) -> Any:
+        return np.asarray(self) == _whole(other)
+
+    def __ne__(self, other: object) -> Any:
+        return np.asarray(self) != _whole(other)
+
+    __hash__ = None  # type: ignore[assignment]
 
     def as_shards(self) -> list[Shard]:
         """The same results, which workers compute each time that they load them."""
@@ -67,6 +77,10 @@ class LazyParts(NDArrayOperatorsMixin, Sequence[Array]):
     def __repr__(self) -> str:
         name = getattr(self._function, "__name__", getattr(self._function, "func", self._function))
         return f"<LazyParts of {len(self)} shards, by {getattr(name, '__name__', name)}>"
+
+
+def _whole(one: Any) -> Any:
+    return np.asarray(one) if isinstance(one, LazyParts) else one
 
 
 def _result(shard: Shard, function: Callable[[Array], Array]) -> Array:

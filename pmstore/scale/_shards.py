@@ -16,7 +16,7 @@ from typing import Any, cast
 import numpy as np
 
 from pmstore._resume.fingerprint import has_plain_elements, is_plain
-from pmstore._store.opening import local_path
+from pmstore._store.opening import absolute, local_path
 
 PARTS = 16
 """The number of shards of an array that was given as a whole, unless it is large. It does not depend on the number of
@@ -157,7 +157,7 @@ def _others(data: Any) -> Iterable[Shard]:
     """The shards of a file, or of an array of another library."""
     if isinstance(data, str | os.PathLike):
         elsewhere = "shards of paths are read from files: give a pmstore.Shard with a loader of your own"
-        return _of_file(Path(local_path(data, elsewhere)).absolute())
+        return _of_file(Path(absolute(local_path(data, elsewhere))))
     if is_dask(data):
         return _of_dask(data)
     if hasattr(type(data), "as_shards"):  # LazyParts

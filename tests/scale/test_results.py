@@ -69,6 +69,12 @@ def test_operators_and_functions_of_numpy_take_all_parts() -> None:
     assert np.array_equal(X[fit.labels_ != 1], X[labels != 1])
     assert np.array_equal(1 - fit.labels_, 1 - labels) and np.array_equal(np.unique(fit.labels_), [0, 1])
     assert np.array_equal(fit.labels_ < fit.predict(PARTS), np.zeros(60, bool))
+    assert np.sum(labels, where=fit.labels_ == 1) == np.sum(labels, where=fit.predict(PARTS).__ne__(0)) == ones.sum()
+    assert not np.any(fit.labels_ == "a") and np.all(fit.labels_ == fit.predict(PARTS))
+    with pytest.raises(TypeError):
+        np.add(labels, 1, out=fit.labels_)  # type: ignore[call-overload]
+    with pytest.raises(TypeError):
+        fit.labels_ += 1
 
 
 def test_an_estimator_fits_the_results_of_another(tmp_path: Path) -> None:
@@ -80,6 +86,12 @@ def test_an_estimator_fits_the_results_of_another(tmp_path: Path) -> None:
     plain = KMeans(2, random_state=0, engine=Serial()).fit(scores)
     assert np.array_equal(pipeline[1].cluster_centers_, plain.cluster_centers_)
     assert np.array_equal(labels, plain.labels_) and np.array_equal(pipeline.predict(PARTS), labels)
+    wide = np.random.default_rng(0).normal(size=(2000, 513))
+    again = sklearn.pipeline.make_pipeline(
+        IncrementalPCA(37, engine=Serial()), KMeans(2, random_state=0, engine=Serial(), max_iter=2)
+    )
+    again.fit([wide[:1000], wide[1000:]])  # with BLAS in all threads, other bits of the results of the first
+    assert np.asarray(again[1].labels_).shape == (2000,)
     with pmstore.open(tmp_path / "a.pm") as store:
         kept = KMeans(2, random_state=0, engine=Serial(), store=store, name="fit").fit(pipeline[0].transform(PARTS))
         again = KMeans(2, random_state=0, engine=Serial(), store=store, name="fit").fit(pipeline[0].transform(PARTS))

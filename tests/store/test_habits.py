@@ -44,6 +44,8 @@ def test_paths_with_the_home_directory_and_urls(tmp_path: Path, monkeypatch: pyt
     here = "localhost"
     with pmstore.open(f"file://{here}{tmp_path}/a%20store.pm", "r") as store:
         assert store.path == str(tmp_path / "a store.pm")
+    with pytest.raises(ValueError, match="not a path"):
+        pmstore.open("file:///a%00b.pm")
     with pytest.raises(
         ValueError, match=r"'s3://bucket/x.pm' is not on this machine.*store.drain\('s3://bucket/x.pm'\)"
     ):
@@ -91,8 +93,13 @@ def test_the_link_of_an_open_file_that_was_deleted(tmp_path: Path) -> None:
             store["a"] += 1
         with pmstore.open(link, "r") as store:
             assert store["a"] == 2 + n
+    with pmstore.open(f"{path} (deleted)") as other:  # another store
+        other["a"] = 10
+    for mode in ("a", "r+", "r"):
+        with pmstore.open(link, mode) as store:
+            assert store["a"] == 4
     os.close(fd)
-    assert os.listdir(tmp_path) == []
+    assert os.listdir(tmp_path) == ["x.pm (deleted)"]
 
 
 def files() -> set[tuple[int, int]]:

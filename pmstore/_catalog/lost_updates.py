@@ -197,10 +197,10 @@ class LostUpdates:
         """
         self._commits += 1
         self.guards.sweep()
-        now = self._unseen[:]
-        del self._unseen[: len(now)]
-        for at in [at for at in list(self._due) if at <= self._commits]:
-            now += self._due.pop(at, ())
+        now = [seen for at in list(self._due) if at <= self._commits for seen in self._due.pop(at, ())]
+        new = self._unseen[:]
+        now += new
+        del self._unseen[: len(new)]
         if all_of_them:
             now, self._due = list(self.seen.values()), {}
         at_once = 0
@@ -218,7 +218,8 @@ class LostUpdates:
                     self._due.setdefault(self._commits + wait, []).append(seen)
                 now.pop()
         except BaseException:  # of a signal handler: there is no commit, and the next one checks the others
-            self._unseen += now
+            again = {id(seen) for due in self._due.values() for seen in due}
+            self._unseen += [seen for seen in now if id(seen) not in again]
             raise
         changed, moved = self.changed[:], self.moved[:]
         self._told = len(changed), len(moved)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
+import weakref
+from collections.abc import Collection
 from typing import Any, Protocol
 
 from pmstore._catalog.catalog import Catalog
@@ -19,7 +21,7 @@ __all__ = ["Commits", "Companion"]
 class Companion(Protocol):
     """An object that a store calls at its commits and rollbacks: pmstore.torch keeps a module and its optimizer there.
 
-    The store calls it in the thread that holds the transaction lock, from `accompany` until `part` or the store's end.
+    The store calls it in the thread that holds the transaction lock, and keeps a weak reference only, until it leaves.
     """
 
     def before_commit(self) -> None:
@@ -45,12 +47,13 @@ class Commits:
         The lock that is taken after the transaction lock.
     """
 
-    __slots__ = ("_catalog", "_debug", "companions", "lock")
+    __slots__ = ("_catalog", "_debug", "companions", "leaving", "lock")
 
     def __init__(self, catalog: Catalog, usable: bool, below: Lock) -> None:
         self._catalog = catalog
         self._debug = os.environ.get("PMSTORE_DEBUG", "0") not in ("", "0")  # violations of only= raise errors
-        self.companions: list[Companion] = []
+        self.companions: Collection[Companion] = ()
+        self.leaving: list[Companion] = []  # that nothing else holds: their finalizers put them here
         self.lock = TransactionLock(usable, below)
 
     def commit(self) -> None:
@@ -59,7 +62,7 @@ class Commits:
         # This or another thread is in a transaction, or in an import; a call here would be slow.
         if not self.lock.idle or catalog.importing:
             self.refuse_inside("commit")
-        if catalog.lost_updates.any or self.companions:
+        if catalog.lost_updates.any or self.companions or self.leaving:
             self.lock.inner.call(self.commit_now)
         else:
             self.lock.inner.call(catalog.lock.call, catalog.core.commit)
@@ -78,13 +81,15 @@ class Commits:
         self._catalog.refuse_in_import()
 
     def accompany(self, companion: Companion) -> None:
-        """Call this companion at each commit and rollback."""
-        self.companions.append(companion)
+        """Call this companion at each commit and rollback, as long as it exists, or is in `leaving`."""
+        if not self.companions:
+            self.companions = weakref.WeakSet()
+        assert isinstance(self.companions, weakref.WeakSet)
+        self.companions.add(companion)
 
-    def part(self, companion: Companion) -> None:
-        """Don't call it any more."""
-        if companion in self.companions:
-            self.companions.remove(companion)
+    def followed(self) -> list[Companion]:
+        """All that are to be called."""
+        return list(dict.fromkeys([*self.companions, *self.leaving]))
 
     def leave(self, below: Lock) -> None:
         """Refuse changes from now on, in a forked process. Another thread of the parent may hold the lock forever."""
@@ -105,8 +110,8 @@ class Commits:
         catalog = self._catalog
         if catalog.importing:  # a transaction in it
             catalog.refuse_in_import()
-        if self.companions:
-            for companion in list(self.companions):
+        if self.companions or self.leaving:
+            for companion in self.followed():
                 companion.before_commit()
         if catalog.lost_updates.any or (only is not None and self._debug):
             for text in catalog.lock.call(self._commit_and_compare, only, closing):
@@ -131,6 +136,6 @@ class Commits:
 
     def roll_back_now(self) -> None:
         self._catalog.rollback()
-        if self.companions:
-            for companion in list(self.companions):
+        if self.companions or self.leaving:
+            for companion in self.followed():
                 companion.after_rollback()

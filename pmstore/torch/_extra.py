@@ -1,5 +1,4 @@
-"""Objects that a store follows as long as they exist, and what modules keep beside parameters and buffers: torch's
-``get_extra_state`` and ``set_extra_state``."""
+"""What modules keep beside parameters and buffers: torch's ``get_extra_state`` and ``set_extra_state``."""
 
 from __future__ import annotations
 
@@ -8,40 +7,33 @@ from typing import Any
 
 import torch
 
-__all__ = ["ExtraState", "Outlived", "extra_states"]
-
-
-class Outlived:
-    """An object that may go: what it was at last is still there, for a last commit."""
-
-    def __init__(self, one: Any) -> None:
-        self._object, self._type, self._attributes = weakref.ref(one), type(one), vars(one)
-
-    @property
-    def gone(self) -> bool:
-        return self._object() is None
-
-    def __call__(self) -> Any:
-        """The object, or another one with its attributes."""
-        found = self._object()
-        if found is None:
-            found = object.__new__(self._type)
-            object.__setattr__(found, "__dict__", self._attributes)
-        return found
+__all__ = ["ExtraState", "extra_states"]
 
 
 class ExtraState:
-    """The extra state of a module, as an object with `state_dict` and `load_state_dict`. The module may go."""
+    """The extra state of a module, as an object with `state_dict` and `load_state_dict`.
+
+    The module may go. Its attributes stay, so that another object with them gives the last state.
+    """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._module = Outlived(module)
+        self._module, self._attributes = weakref.ref(module), vars(module)
+        kind = type(module)
+        self._again = type(kind.__name__, (kind,), {"__del__": lambda _: None, "__module__": kind.__module__})
+
+    def _found(self) -> torch.nn.Module:
+        module = self._module()
+        if module is None:
+            module = object.__new__(self._again)
+            object.__setattr__(module, "__dict__", self._attributes)
+        return module
 
     def state_dict(self) -> dict[str, Any]:
-        return {"extra": self._module().get_extra_state()}
+        return {"extra": self._found().get_extra_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         if "extra" in state:
-            self._module().set_extra_state(state["extra"])
+            self._found().set_extra_state(state["extra"])
 
 
 def extra_states(module: torch.nn.Module) -> dict[str, ExtraState]:

@@ -203,6 +203,15 @@ class ModuleTensors:
                 f"{key!r} of the module was deleted, replaced or renamed in the store: persist stores or reads it again"
             )
 
+    def are_in(self, mapping: NameMapping) -> bool:
+        """Whether all arrays are still the store's."""
+        try:
+            for turn in range(len(self._keys)):
+                self.look(mapping, turn)
+        except DetachedError:
+            return False
+        return True
+
     def rebind(self) -> None:
         """Put tensors that were given other memory, and buffers that were replaced, back after a rollback."""
         for place, where in zip(self._places, self._where):

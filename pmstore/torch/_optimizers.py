@@ -17,7 +17,6 @@ import torch
 from pmstore._errors import CorruptStoreError, FingerprintMismatchError
 from pmstore._store.mapping import NameMapping
 from pmstore._values.values import encode
-from pmstore.torch._extra import Outlived
 from pmstore.torch._modules import ANOTHER, in_memory, ordered
 from pmstore.torch._rest import like_mapping, plain, restore
 from pmstore.torch._tensors import tensor_of
@@ -47,7 +46,7 @@ class OptimizerTensors:
                     f"persist can't keep a {kind.__module__}.{kind.__qualname__}: the state is that of another "
                     f"optimizer, its attribute {name!r}. Use an optimizer that has its state itself"
                 )
-        self._optimizer = Outlived(optimizer)
+        self.optimizer = optimizer
         self._key_of = key_of
         self._tensors = tensors
         self._settings = settings
@@ -58,15 +57,10 @@ class OptimizerTensors:
         self._parameters: dict[str, torch.Tensor] = {}  # by key, all that have been in a group
         self._keys()
 
-    @property
-    def optimizer(self) -> Any:
-        """The optimizer; None if it is gone."""
-        return None if self._optimizer.gone else self._optimizer()
-
     def _keys(self) -> list[list[str]]:
         """The keys of the parameters of each group. Raises ValueError for one that is not the module's."""
         keys: list[list[str]] = []
-        for number, group in enumerate(self._optimizer().param_groups):
+        for number, group in enumerate(self.optimizer.param_groups):
             keys.append([])
             for parameter in group["params"]:
                 key = self._key_of.get(id(parameter))
@@ -83,7 +77,7 @@ class OptimizerTensors:
 
     def take(self) -> None:
         """Store the state that the store does not have yet. Raises TypeError for a state that a store can't keep."""
-        optimizer = self._optimizer()
+        optimizer = self.optimizer
         groups = [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
         if groups != self._groups:
             self._put(CLASS, _class_of(optimizer))
@@ -161,7 +155,7 @@ class OptimizerTensors:
 
     def compare(self) -> None:
         """Raises FingerprintMismatchError if the store has another optimizer, with the first difference."""
-        theirs, mine = self._settings[CLASS], _class_of(self._optimizer())
+        theirs, mine = self._settings[CLASS], _class_of(self.optimizer)
         if theirs != mine:
             raise _differs(f"a {theirs}, and not a {mine}")
         stored, groups = self._settings[GROUPS], self._keys()
@@ -174,7 +168,7 @@ class OptimizerTensors:
 
     def give(self) -> None:
         """Let the optimizer have the store's groups of parameters, state and hyperparameters."""
-        optimizer = self._optimizer()
+        optimizer = self.optimizer
         for parameter in self._give_groups(optimizer):
             optimizer.state.pop(parameter, None)
         for group, values in zip(optimizer.param_groups, self._settings[HYPERPARAMETERS]):

@@ -10,13 +10,15 @@ change of the store.
                                 ▼   │
                               ended: a step raises DetachedError
 
-The store has a `Persisted`, and calls it at commits and rollbacks. The module and its optimizer may go, as at the end
-of a function that trains them. The next commit still has what they were at last: their attributes are kept until then.
+The store keeps a weak reference to a `Persisted` and calls it at commits and rollbacks. The module's entry in
+`_persisted` and the hook of the optimizer own it, so that it lives as long as one of them. Both may go before a commit,
+as at the end of a function that trains them. Then the store owns it until the next commit, which has their last state.
 """
 
 from __future__ import annotations
 
 import contextlib
+import warnings
 import weakref
 from collections.abc import Mapping
 from itertools import zip_longest
@@ -29,10 +31,12 @@ from pmstore._errors import (
     DetachedError,
     Error,
     FingerprintMismatchError,
+    LostUpdateWarning,
     NameConflictError,
     ReadOnlyStoreError,
     TransactionError,
 )
+from pmstore._store.callers import outside
 from pmstore._store.mapping import Group, NameMapping
 from pmstore._store.store import Store
 from pmstore._values.values import encode
@@ -46,7 +50,7 @@ __all__ = ["Persisted", "persist"]
 
 MODULE, OPTIMIZER, TRAINING = "module", "optimizer", "training"
 _all: weakref.WeakSet[Persisted] = weakref.WeakSet()
-_GONE = "the module and its optimizer were gone"
+_persisted: weakref.WeakKeyDictionary[torch.nn.Module, Persisted] = weakref.WeakKeyDictionary()  # the owner of each
 _hooks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # of each optimizer, to be removed
 
 
@@ -80,6 +84,7 @@ class Persisted:
         self._also = {**extra_states(module), **(also or {})}
         self._encoded: dict[str, bytes] = {}  # of what the store has of `also`
         self._ended = ""  # why nothing is in the store any more
+        self._leaving = self._followed = False
         self._commits = 0
         self._rollbacks = self.store._catalog.rollbacks
 
@@ -114,6 +119,11 @@ class Persisted:
                 )
             theirs = set(other._tensors.memory().values())
             for key, memory in self._tensors.memory().items():
+                if memory in theirs and other.module is None:  # it had parts of this one
+                    with contextlib.suppress(DetachedError):
+                        other.before_commit()
+                    other.end(f"{key!r} of the module is in {self._mapping!r} now")
+                    break
                 if memory in theirs:
                     raise ValueError(
                         f"{key!r} of the module lies in {other._mapping!r} already, as a part of another module: "
@@ -183,15 +193,41 @@ class Persisted:
         self._after_rollback()
         if self._ended:
             return
+        if self.module is None:
+            self._take_without_module()
+            return
         self._tensors.check(take_buffers=True)
         self._tensors.look(self._in[MODULE], self._commits)
         self._commits += 1
-        is_last = self._is_last()
+        self._take_rest()
+
+    def _take_without_module(self) -> None:
+        """The module is gone, and perhaps the optimizer, too. Nobody can mend what is wrong with them."""
+        if not self._tensors.are_in(self._in[MODULE]):
+            self.end("arrays of the module were deleted, replaced or renamed in the store")
+            return
+        with contextlib.suppress(DetachedError):  # a step of the optimizer raises it
+            self._tensors.check(take_buffers=True)
+        try:
+            self._take_rest()
+        except Error:
+            raise
+        except Exception as error:
+            if not self._leaving:
+                raise
+            warnings.warn(
+                f"{self!r} is gone, and not all of its last state could be stored ({type(error).__name__}: {error}): "
+                "commit before it goes",
+                LostUpdateWarning,
+                stacklevel=outside()[0],
+            )
+        if self._leaving:
+            self.end("the module and its optimizer were gone")
+
+    def _take_rest(self) -> None:
         if self._optimizer is not None:
             self._optimizer.take()
         self._take_also()
-        if is_last:
-            self.end(_GONE)
 
     def after_rollback(self) -> None:
         """Take the values of the store."""
@@ -221,22 +257,25 @@ class Persisted:
                 "it: call persist again"
             )
             return
-        if self._is_last():
-            self.end(_GONE)
+        if self._leaving:
+            self.end("the module and its optimizer were gone")
             return
         self._tensors.rebind()
         self._encoded = {}
         self._give()
         self._rollbacks = count
 
-    def _is_last(self) -> bool:
-        """Whether the module and the optimizer are gone, so that nothing changes any more."""
-        return self.module is None and self.optimizer is None
-
     def end(self, why: str) -> None:
         """A step raises DetachedError from now on."""
         self._ended = self._ended or why
-        self.store._commits.part(self)
+        if self in self.store._commits.leaving:
+            self.store._commits.leaving.remove(self)
+
+    def __del__(self) -> None:
+        # The garbage collector may call this anywhere: it takes no lock, and calls nothing of the store.
+        if getattr(self, "_followed", False) and not self._ended and not self.store.closed:
+            self._leaving = True
+            self.store._commits.leaving.append(self)
 
 
 def persist(
@@ -338,7 +377,7 @@ def _persist(
         ) from error
     made = Persisted(module, optimizer, store, also)
     made._refuse_shared()
-    kept = [one for one in list(whole._commits.companions) if isinstance(one, Persisted)]
+    kept = [one for one in whole._commits.followed() if isinstance(one, Persisted)]
     others = [one for one in kept if one._mapping == store]
     for other in others:  # what its optimizer created since the last commit belongs to the stored values
         with contextlib.suppress(DetachedError):
@@ -347,6 +386,8 @@ def _persist(
     for other in others:
         other.end("persist has put another module or optimizer in its place")
     _all.add(made)
+    _persisted[module] = made
+    made._followed = True
     whole._commits.accompany(made)
     if optimizer is not None:
         if optimizer in _hooks:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +110,13 @@ def test_a_container_that_is_gone(tmp_path: Path) -> None:
             store.commit()
             assert store["module/net.mean"][0] == net.mean[0] == 2 - 0.5 ** (calls - 1)
             assert store["training/optimizer/hyperparameters"][0]["lr"] == 0.1 / calls
-        with pytest.raises(ValueError, match="lies in .* already"):
-            persist(net, optimizer, store.group("g"))
+        optimizer.param_groups[0]["lr"] = 0.5
+        persist(net, optimizer, store.group("part"))  # which ends the other one, with what it has now
+        assert store["training/optimizer/hyperparameters"][0]["lr"] == 0.5
+        net(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        store.commit()
+        assert store["part/module/bias"] != store["module/net.bias"]
 
 
 def test_a_store_that_nobody_closes(tmp_path: Path) -> None:
@@ -121,3 +127,96 @@ def test_a_store_that_nobody_closes(tmp_path: Path) -> None:
         gc.collect()
     with pmstore.open(tmp_path / "a.pm") as store:
         train(store, 4, 3, [])
+
+
+def halved(net: nn.Module, store: pmstore.Store) -> None:
+    net.half()
+
+
+def deleted(net: nn.Module, store: pmstore.Store) -> None:
+    store.group("fit").clear()
+
+
+def replaced(net: nn.Module, store: pmstore.Store) -> None:
+    net[0] = nn.Linear(4, 1)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("spoil", [halved, deleted, replaced])
+def test_what_nobody_can_mend_stops_no_commit(spoil: Any, tmp_path: Path) -> None:
+    def call(store: pmstore.Store) -> None:
+        net = nn.Sequential(nn.Linear(4, 1))
+        optimizer = torch.optim.Adam(net.parameters())
+        persist(net, optimizer, store.group("fit"))
+        net(torch.ones(4)).backward()
+        optimizer.step()
+        spoil(net, store)
+
+    with pmstore.open(tmp_path / "a.pm") as store:
+        call(store)
+        store["score"] = 1
+        store.commit()
+        assert ("fit" in store) == (spoil is not deleted)
+        store["score"] = 2
+    with pmstore.open(tmp_path / "a.pm") as store:
+        assert store["score"] == 2
+        if spoil is not deleted:
+            assert store["fit/optimizer/0.weight/step"] == 1
+
+
+class Average:
+    """An object that can give its state no more when the module is gone."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net = weakref.proxy(net)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"features": self.net.in_features}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        pass
+
+
+def test_a_last_state_that_can_not_be_taken_is_told_of(tmp_path: Path) -> None:
+    def call(store: pmstore.Store) -> None:
+        net = nn.Linear(4, 1)
+        persist(net, torch.optim.SGD(net.parameters()), store, also={"average": Average(net)})
+
+    with pmstore.open(tmp_path / "a.pm") as store:
+        call(store)
+        gc.collect()
+        store["score"] = 1
+        with pytest.warns(pmstore.LostUpdateWarning, match=r"not all of its last state .*ReferenceError.*: commit"):
+            store.commit()
+        store["score"] = 2
+        store.commit()
+        assert store["training/also/average"] == {"features": 4}
+
+
+@pytest.mark.parametrize("scheduled", [False, True])
+@pytest.mark.parametrize("end", [pmstore.Store.commit, pmstore.Store.rollback])
+def test_a_store_lets_many_go(scheduled: bool, end: Any, tmp_path: Path) -> None:
+    with pmstore.open(tmp_path / "a.pm") as store:
+        for number in range(20):
+            net = nn.Linear(4, 1)
+            optimizer = torch.optim.SGD(net.parameters(), 0.1)
+            scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+            persist(net, optimizer, store.group(f"g{number}"), also={"s": scheduler} if scheduled else None)
+        gone = [weakref.ref(one) for one in (net, optimizer, scheduler)]
+        del net, optimizer, scheduler
+        gc.collect()
+        end(store)
+        gc.collect()
+        assert [one() for one in gone] == [None] * 3
+        assert not store._commits.followed()
+
+
+def test_a_module_alone_keeps_its_store(tmp_path: Path) -> None:
+    net = Net()
+    persist(net, None, pmstore.open(tmp_path / "a.pm"))
+    gc.collect()
+    with torch.no_grad():
+        net.weight.fill_(3)
+    with pmstore.open(tmp_path / "a.pm") as store:
+        store.commit()
+        assert (store["module/weight"] == 3).all()
+        store.close()

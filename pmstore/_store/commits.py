@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import warnings
 import weakref
@@ -10,12 +11,15 @@ from typing import Any, Protocol
 
 from pmstore._catalog.catalog import Catalog
 from pmstore._core import all_ranges
-from pmstore._errors import LostUpdateWarning, TransactionError
+from pmstore._errors import DetachedError, LostUpdateWarning, TransactionError
 from pmstore._locks import Lock, TransactionLock
 from pmstore._store.callers import outside
 from pmstore._store.only import violation
 
 __all__ = ["Commits", "Companion"]
+
+
+_COLLECTIONS = 2  # the first one may free what holds others from C code
 
 
 class Companion(Protocol):
@@ -24,13 +28,16 @@ class Companion(Protocol):
     The store calls it in the thread that holds the transaction lock, and keeps a weak reference only, until it leaves.
     """
 
-    def before_commit(self) -> None:
-        """Put the companion's changes into the store, so that the commit contains them. An error is one of the commit:
-        nothing is committed, and all changes stay pending."""
+    def before_commit(self) -> Collection[str]:
+        """Put the companion's changes into the store, so that the commit contains them. Returns warnings of what can't
+        be stored. An error is one of the commit: nothing is committed, and all changes stay pending."""
 
     def after_rollback(self) -> None:
         """Take the store's values over. A transaction that was abandoned is rolled back without this call: the
         catalog's `rollbacks` counts all of them."""
+
+    def after_close(self) -> None:
+        """The store is closed."""
 
 
 class Commits:
@@ -47,12 +54,13 @@ class Commits:
         The lock that is taken after the transaction lock.
     """
 
-    __slots__ = ("_catalog", "_debug", "companions", "leaving", "lock")
+    __slots__ = ("_catalog", "_debug", "_untold", "companions", "leaving", "lock")
 
     def __init__(self, catalog: Catalog, usable: bool, below: Lock) -> None:
         self._catalog = catalog
         self._debug = os.environ.get("PMSTORE_DEBUG", "0") not in ("", "0")  # violations of only= raise errors
-        self.companions: Collection[Companion] = ()
+        self._untold: list[str] = []  # warnings of companions, for the next commit that succeeds
+        self.companions: dict[int, weakref.ref[Companion]] = {}  # by id
         self.leaving: list[Companion] = []  # that nothing else holds: their finalizers put them here
         self.lock = TransactionLock(usable, below)
 
@@ -82,19 +90,47 @@ class Commits:
 
     def accompany(self, companion: Companion) -> None:
         """Call this companion at each commit and rollback, as long as it exists, or is in `leaving`."""
-        if not self.companions:
-            self.companions = weakref.WeakSet()
-        assert isinstance(self.companions, weakref.WeakSet)
-        self.companions.add(companion)
+        companions, number = self.companions, id(companion)
+        companions[number] = weakref.ref(companion, lambda _: companions.pop(number, None))
 
     def followed(self) -> list[Companion]:
         """All that are to be called."""
-        return list(dict.fromkeys([*self.companions, *self.leaving]))
+        found = [companion for one in list(self.companions.values()) if (companion := one()) is not None]
+        return list({id(companion): companion for companion in [*found, *self.leaving]}.values())
+
+    def _ask_companions(self) -> None:
+        """Let them put their changes into the store. One that can't, and is garbage, leaves: that is no error."""
+        for companion in list(self.companions.values()):
+            if (error := self._asked(companion)) is not None:
+                for _ in range(_COLLECTIONS):
+                    gc.collect()
+                if companion() is not None:
+                    raise error
+        for leaving in list(self.leaving):
+            self._untold += leaving.before_commit()
+
+    def _asked(self, companion: weakref.ref[Companion]) -> DetachedError | None:
+        """The error, without the frames that hold the companion."""
+        found = companion()
+        if found is None or found in self.leaving:
+            return None
+        try:
+            self._untold += found.before_commit()
+        except DetachedError as error:
+            return error.with_traceback(None)
+        return None
+
+    def close(self) -> None:
+        """The store is closed."""
+        for companion in self.followed():
+            companion.after_close()
+        self.leaving.clear()
 
     def leave(self, below: Lock) -> None:
         """Refuse changes from now on, in a forked process. Another thread of the parent may hold the lock forever."""
         self.lock.usable = False  # for open transactions
         self.lock = TransactionLock(False, below)
+        self.leaving.clear()
 
     # ---- what a transaction calls; see Committer
 
@@ -111,8 +147,7 @@ class Commits:
         if catalog.importing:  # a transaction in it
             catalog.refuse_in_import()
         if self.companions or self.leaving:
-            for companion in self.followed():
-                companion.before_commit()
+            self._ask_companions()
         if catalog.lost_updates.any or (only is not None and self._debug):
             for text in catalog.lock.call(self._commit_and_compare, only, closing):
                 warnings.warn(text, LostUpdateWarning, stacklevel=outside()[0])
@@ -120,6 +155,8 @@ class Commits:
             catalog.lock.call(catalog.core.commit)
         else:
             catalog.lock.call(catalog.core.commit_only, only)
+        while self._untold:
+            warnings.warn(self._untold.pop(0), LostUpdateWarning, stacklevel=outside()[0])
 
     def _commit_and_compare(self, only: Any, closing: bool) -> list[str]:
         """Commit, and return warnings of changes that are not in the store."""

@@ -385,7 +385,7 @@ class Store(Following):
                 else:
                     self._reader = self._waiter = None
                     self._derived.clear()
-                    self._commits.leaving.clear()
+                    self._commits.close()
                     open_stores.discard(self)
                     self._file_lock.unlock()
 

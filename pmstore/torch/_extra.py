@@ -13,27 +13,31 @@ __all__ = ["ExtraState", "extra_states"]
 class ExtraState:
     """The extra state of a module, as an object with `state_dict` and `load_state_dict`.
 
-    The module may go. Its attributes stay, so that another object with them gives the last state.
+    The module may go. Its attributes stay, so that another object with them gives the last state, unless it has a
+    finalizer, which must not run twice.
     """
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._module, self._attributes = weakref.ref(module), vars(module)
-        kind = type(module)
-        self._again = type(kind.__name__, (kind,), {"__del__": lambda _: None, "__module__": kind.__module__})
+        self._module, self._attributes, self._kind = weakref.ref(module), vars(module), type(module)
+        self._last: dict[str, Any] = {}
 
-    def _found(self) -> torch.nn.Module:
+    def _found(self) -> torch.nn.Module | None:
         module = self._module()
-        if module is None:
-            module = object.__new__(self._again)
+        if module is None and not hasattr(self._kind, "__del__"):
+            module = object.__new__(self._kind)
             object.__setattr__(module, "__dict__", self._attributes)
         return module
 
     def state_dict(self) -> dict[str, Any]:
-        return {"extra": self._found().get_extra_state()}
+        module = self._found()
+        if module is not None:
+            self._last = {"extra": module.get_extra_state()}
+        return self._last
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if "extra" in state:
-            self._found().set_extra_state(state["extra"])
+        module = self._found()
+        if module is not None and "extra" in state:
+            module.set_extra_state(state["extra"])
 
 
 def extra_states(module: torch.nn.Module) -> dict[str, ExtraState]:

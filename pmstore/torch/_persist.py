@@ -18,9 +18,8 @@ as at the end of a function that trains them. Then the store owns it until the n
 from __future__ import annotations
 
 import contextlib
-import warnings
 import weakref
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -31,12 +30,10 @@ from pmstore._errors import (
     DetachedError,
     Error,
     FingerprintMismatchError,
-    LostUpdateWarning,
     NameConflictError,
     ReadOnlyStoreError,
     TransactionError,
 )
-from pmstore._store.callers import outside
 from pmstore._store.mapping import Group, NameMapping
 from pmstore._store.store import Store
 from pmstore._values.values import encode
@@ -49,6 +46,7 @@ from pmstore.torch._ranks import Ranks
 __all__ = ["Persisted", "persist"]
 
 MODULE, OPTIMIZER, TRAINING = "module", "optimizer", "training"
+_GONE = "the module and its optimizer were gone"
 _all: weakref.WeakSet[Persisted] = weakref.WeakSet()
 _persisted: weakref.WeakKeyDictionary[torch.nn.Module, Persisted] = weakref.WeakKeyDictionary()  # the owner of each
 _hooks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # of each optimizer, to be removed
@@ -71,7 +69,7 @@ class Persisted:
         self.store = mapping.store
         self.resumed = False
         self._mapping = mapping
-        self._module = weakref.ref(module)
+        self._module, self._kind = weakref.ref(module), type(module).__name__
         self._in = {name: mapping.group(name) for name in (MODULE, OPTIMIZER, TRAINING)}
         self._tensors = ModuleTensors(module)
         self._optimizer = (
@@ -99,18 +97,28 @@ class Persisted:
         return None if self._optimizer is None else self._optimizer.optimizer
 
     def __repr__(self) -> str:
-        name = type(self.module).__name__
-        return f"<{name} in {self._mapping!r}{', detached' if self._ended else ''}>"
+        return f"<{self._kind} in {self._mapping!r}{', detached' if self._ended else ''}>"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Persisted:
         return self
 
     # ---- begin
 
+    def _before(self) -> list[Persisted]:
+        """Those in whose place this one comes: they have its group, or their module is gone and had a part of it."""
+        mine = set(self._tensors.memory().values())
+        found = [one for one in self.store._commits.followed() if isinstance(one, Persisted) and not one._ended]
+        return [
+            one
+            for one in found
+            if one._mapping == self._mapping
+            or (one.module is None and not mine.isdisjoint(one._tensors.memory().values()))
+        ]
+
     def _refuse_shared(self) -> None:
         """Raise ValueError for a tensor that lies in a store already, as a part of another module."""
         for other in list(_all):
-            if other._ended or other.store.closed or other._mapping == self._mapping:
+            if other._ended or other.store.closed or other._mapping == self._mapping or other in self._before():
                 continue
             if other.module is self.module:
                 raise ValueError(
@@ -119,11 +127,6 @@ class Persisted:
                 )
             theirs = set(other._tensors.memory().values())
             for key, memory in self._tensors.memory().items():
-                if memory in theirs and other.module is None:  # it had parts of this one
-                    with contextlib.suppress(DetachedError):
-                        other.before_commit()
-                    other.end(f"{key!r} of the module is in {self._mapping!r} now")
-                    break
                 if memory in theirs:
                     raise ValueError(
                         f"{key!r} of the module lies in {other._mapping!r} already, as a part of another module: "
@@ -188,41 +191,37 @@ class Persisted:
 
     # ---- what the store and the optimizer call
 
-    def before_commit(self) -> None:
+    def before_commit(self) -> Collection[str]:
         """Store all changes that are not in the store yet. Raises DetachedError."""
         self._after_rollback()
         if self._ended:
-            return
-        if self.module is None:
-            self._take_without_module()
-            return
-        self._tensors.check(take_buffers=True)
+            return ()
+        if self._leaving:
+            return self._take_last()
+        self._tensors.check(take_buffers=True, of_all=self.module is not None)
         self._tensors.look(self._in[MODULE], self._commits)
         self._commits += 1
         self._take_rest()
+        return ()
 
-    def _take_without_module(self) -> None:
-        """The module is gone, and perhaps the optimizer, too. Nobody can mend what is wrong with them."""
-        if not self._tensors.are_in(self._in[MODULE]):
-            self.end("arrays of the module were deleted, replaced or renamed in the store")
-            return
-        with contextlib.suppress(DetachedError):  # a step of the optimizer raises it
-            self._tensors.check(take_buffers=True)
+    def _take_last(self) -> Collection[str]:
+        """The module and the optimizer are gone, and nobody can mend what is wrong with them."""
+        if not self._tensors.are_in(self._in[MODULE]):  # the program has deleted or replaced them
+            self.end(_GONE)
+            return ()
+        told = self._tensors.take_last()
         try:
             self._take_rest()
         except Error:
             raise
         except Exception as error:
-            if not self._leaving:
-                raise
-            warnings.warn(
-                f"{self!r} is gone, and not all of its last state could be stored ({type(error).__name__}: {error}): "
-                "commit before it goes",
-                LostUpdateWarning,
-                stacklevel=outside()[0],
-            )
-        if self._leaving:
-            self.end("the module and its optimizer were gone")
+            told = told or f"{type(error).__name__}: {error}"
+        self.end(_GONE)
+        if not told:
+            return ()
+        return [
+            f"the {self._kind} of {self._mapping!r} is gone, and not all of its last state could be stored ({told})"
+        ]
 
     def _take_rest(self) -> None:
         if self._optimizer is not None:
@@ -258,12 +257,18 @@ class Persisted:
             )
             return
         if self._leaving:
-            self.end("the module and its optimizer were gone")
+            self.end(_GONE)
             return
         self._tensors.rebind()
         self._encoded = {}
         self._give()
         self._rollbacks = count
+
+    def after_close(self) -> None:
+        """The store is closed: nothing holds the module any more."""
+        module = self.module
+        if module is not None and _persisted.get(module) is self:
+            del _persisted[module]
 
     def end(self, why: str) -> None:
         """A step raises DetachedError from now on."""
@@ -273,7 +278,7 @@ class Persisted:
 
     def __del__(self) -> None:
         # The garbage collector may call this anywhere: it takes no lock, and calls nothing of the store.
-        if getattr(self, "_followed", False) and not self._ended and not self.store.closed:
+        if getattr(self, "_followed", False) and not self._ended and self.store._commits.lock.usable:
             self._leaving = True
             self.store._commits.leaving.append(self)
 
@@ -377,8 +382,7 @@ def _persist(
         ) from error
     made = Persisted(module, optimizer, store, also)
     made._refuse_shared()
-    kept = [one for one in whole._commits.followed() if isinstance(one, Persisted)]
-    others = [one for one in kept if one._mapping == store]
+    others = made._before()
     for other in others:  # what its optimizer created since the last commit belongs to the stored values
         with contextlib.suppress(DetachedError):
             other.before_commit()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import weakref
 from pathlib import Path
@@ -119,6 +120,30 @@ def test_a_container_that_is_gone(tmp_path: Path) -> None:
         assert store["part/module/bias"] != store["module/net.bias"]
 
 
+def test_parts_of_a_container_that_is_gone_are_watched(tmp_path: Path) -> None:
+    net = Net()
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with pmstore.open(tmp_path / "a.pm") as store:
+        persist(nn.ModuleDict({"net": net}), optimizer, store.group("fit"))
+        store.group("part/module")["x"] = 1
+        with pytest.raises(pmstore.NameConflictError):
+            persist(net, None, store.group("part"))  # which leaves all as it was
+        optimizer.param_groups[0]["lr"] = 0.5
+        store.commit()
+        assert store["fit/training/optimizer/hyperparameters"][0]["lr"] == 0.5
+        store.group("fit").clear()
+        with pytest.raises(pmstore.DetachedError, match="was deleted, replaced or renamed"):
+            store.commit()
+        store.rollback()
+        net(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        store.commit()
+        net.load_state_dict(Net().state_dict(), assign=True)
+        with pytest.raises(pmstore.DetachedError, match="was replaced by another parameter"):
+            store.commit()
+        store.rollback()
+
+
 def test_a_store_that_nobody_closes(tmp_path: Path) -> None:
     store = pmstore.open(tmp_path / "a.pm")
     train(store, 4, 3, [])
@@ -145,22 +170,26 @@ def replaced(net: nn.Module, store: pmstore.Store) -> None:
 def test_what_nobody_can_mend_stops_no_commit(spoil: Any, tmp_path: Path) -> None:
     def call(store: pmstore.Store) -> None:
         net = nn.Sequential(nn.Linear(4, 1))
+        net[0].register_buffer("mean", torch.zeros(2))
         optimizer = torch.optim.Adam(net.parameters())
         persist(net, optimizer, store.group("fit"))
         net(torch.ones(4)).backward()
         optimizer.step()
+        net[0].mean = torch.ones(2)
         spoil(net, store)
 
     with pmstore.open(tmp_path / "a.pm") as store:
         call(store)
         store["score"] = 1
-        store.commit()
+        with pytest.warns(pmstore.LostUpdateWarning) if spoil is halved else contextlib.nullcontext():
+            store.commit()
         assert ("fit" in store) == (spoil is not deleted)
         store["score"] = 2
     with pmstore.open(tmp_path / "a.pm") as store:
         assert store["score"] == 2
         if spoil is not deleted:
             assert store["fit/optimizer/0.weight/step"] == 1
+            assert store["fit/module/0.mean"].tolist() == ([0, 0] if spoil is halved else [1, 1])  # half() took it
 
 
 class Average:
@@ -185,7 +214,7 @@ def test_a_last_state_that_can_not_be_taken_is_told_of(tmp_path: Path) -> None:
         call(store)
         gc.collect()
         store["score"] = 1
-        with pytest.warns(pmstore.LostUpdateWarning, match=r"not all of its last state .*ReferenceError.*: commit"):
+        with pytest.warns(pmstore.LostUpdateWarning, match=r"not all of its last state .*\(ReferenceError: "):
             store.commit()
         store["score"] = 2
         store.commit()
@@ -220,3 +249,22 @@ def test_a_module_alone_keeps_its_store(tmp_path: Path) -> None:
         store.commit()
         assert (store["module/weight"] == 3).all()
         store.close()
+
+
+def test_a_class_of_a_module_gets_no_subclasses(tmp_path: Path) -> None:
+    known = []
+
+    class Registered(Net):
+        def __init_subclass__(cls, *, tag: str) -> None:
+            known.append(tag)
+
+    def call(store: pmstore.Store) -> None:
+        net = Registered()
+        persist(net, None, store)
+        net(torch.ones(1, 4))
+
+    with pmstore.open(tmp_path / "a.pm") as store:
+        call(store)
+        gc.collect()
+        store.commit()
+        assert store["training/also/_extra_state"] == {"extra": 1} and not known and not Registered.__subclasses__()

@@ -421,6 +421,8 @@ def test_I21_a_pause_covers_the_snapshot_and_the_copies(medium: Medium, child: A
                 raise pmstore.StaleSnapshotError
 
         for again in range(10):
+            while is_locked(look.fileno(), PAUSING_BYTES, 1 << 59):  # the pause of the round before
+                os.sched_yield()
             asked.clear()
             with contextlib.suppress(pmstore.StaleSnapshotError):
                 reader.patiently(attempt)

@@ -18,7 +18,6 @@ from pmstore._store.only import violation
 
 __all__ = ["Commits", "Companion"]
 
-
 _COLLECTIONS = 2  # the first one may free what holds others from C code
 
 

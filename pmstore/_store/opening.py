@@ -166,10 +166,10 @@ def local_path(path: Any, elsewhere: str) -> str:
         raise ValueError(f"not a path: {text!r} can't be encoded") from None
     if not text:
         raise ValueError(f"not a path: {text!r}")
-    text = os.path.expanduser(_without_scheme(text, elsewhere))
+    text = _without_scheme(text, elsewhere)
     if "\0" in text:
         raise ValueError(f"not a path: {text!r}")
-    return text
+    return os.path.expanduser(text)
 
 
 def _without_scheme(text: str, elsewhere: str) -> str:

@@ -315,9 +315,9 @@ def _hint(value: Any) -> str:
             return f"{text}, as it would come back as a plain {base.__name__}: store {base.__name__}(value)"
     if isinstance(value, (bytearray, memoryview)):
         return f"{text}: store bytes(value), or a numpy array of uint8"
-    if hasattr(kind, "to_pydatetime") or hasattr(kind, "to_pytimedelta"):
-        how = "to_pydatetime" if hasattr(kind, "to_pydatetime") else "to_pytimedelta"
-        return f"{text}: store value.{how}(), or value.to_numpy(), which keeps nanoseconds and no zone"
+    for how in ("to_pydatetime", "to_pytimedelta"):
+        if hasattr(kind, how):
+            return f"{text}: store value.{how}(), or value.to_numpy(), which keeps nanoseconds and no zone"
     if isinstance(value, datetime.datetime):
         return f"{text}: store np.datetime64(value), or the datetime.datetime that it is made from"
     if isinstance(value, (datetime.date, datetime.time, datetime.timedelta)):

@@ -155,13 +155,9 @@ class ModuleTensors:
         """Copy the elements of all buffers that were replaced into the store. Returns what a DetachedError would say of
         other tensors, or ""."""
         told = ""
-        for place, where in zip(self._places, self._where):
-            now = place.owner.get(place.name)
-            if now is place.tensor and _is_at(now, where):
-                continue
-            kept = self._view(place)
-            if place.is_parameter or now is None or not _like(now, kept):
-                told = told or _moved(place, now, kept)
+        for _, _, kept, now, error in self._others():
+            if error:
+                told = told or error
             else:
                 kept.copy_(now.clone())
         return told
@@ -170,13 +166,9 @@ class ModuleTensors:
         """Raises DetachedError if the module has other tensors now. take_buffers: copy the elements of buffers that
         were replaced into the store. of_all: the module is there, and so are the modules inside."""
         replaced = []
-        for place, where in zip(self._places, self._where):
-            now = place.owner.get(place.name)
-            if now is place.tensor and _is_at(now, where):
-                continue
-            kept = self._view(place)
-            if place.is_parameter or now is None or not _like(now, kept):
-                raise DetachedError(_moved(place, now, kept))
+        for place, where, kept, now, error in self._others():
+            if error:
+                raise DetachedError(error)
             if take_buffers:
                 replaced.append((place, where, kept, now.clone()))  # it may be a view of this buffer or of another one
         self._refuse_parted({self.arrays[place.key] for place, *_ in replaced} & self._tied)
@@ -192,6 +184,17 @@ class ModuleTensors:
                 child is not (None if known is None else known()) for child, known in zip(now, children)
             ):
                 raise DetachedError(f"the module has other modules inside than at persist{_WHEN}")
+
+    def _others(self) -> Iterator[tuple[_Place, Any, torch.Tensor, Any, str]]:
+        """The places whose tensor is another one now, or elsewhere: the place, where its tensor was, the store's
+        elements, what is there now, and what a DetachedError says, or "" for a buffer whose elements can be taken."""
+        for place, where in zip(self._places, self._where):
+            now = place.owner.get(place.name)
+            if now is place.tensor and _is_at(now, where):
+                continue
+            kept = self._view(place)
+            taken = not place.is_parameter and now is not None and _like(now, kept)
+            yield place, where, kept, now, "" if taken else _moved(place, now, kept)
 
     def _refuse_parted(self, keys: set[str]) -> None:
         """Raises DetachedError if buffers that are one array have different elements now."""

@@ -115,10 +115,10 @@ class Persisted:
             or (one.module is None and not mine.isdisjoint(one._tensors.memory().values()))
         ]
 
-    def _refuse_shared(self) -> None:
-        """Raise ValueError for a tensor that lies in a store already, as a part of another module."""
+    def _refuse_shared(self, before: Collection[Persisted]) -> None:
+        """Raise ValueError for a tensor that lies in a store already, as a part of another module than `before`."""
         for other in list(_all):
-            if other._ended or other.store.closed or other._mapping == self._mapping or other in self._before():
+            if other._ended or other.store.closed or other in before:
                 continue
             if other.module is self.module:
                 raise ValueError(
@@ -381,18 +381,18 @@ def _persist(
             f"{error}. module.load_state_dict(pmstore.torch.state_dict(store.group('module'))) copies a stored module"
         ) from error
     made = Persisted(module, optimizer, store, also)
-    made._refuse_shared()
     others = made._before()
+    made._refuse_shared(others)
     for other in others:  # what its optimizer created since the last commit belongs to the stored values
         with contextlib.suppress(DetachedError):
             other.before_commit()
     made._begin()
     for other in others:
         other.end("persist has put another module or optimizer in its place")
-    _all.add(made)
-    _persisted[module] = made
     made._followed = True
     whole._commits.accompany(made)
+    _all.add(made)
+    _persisted[module] = made
     if optimizer is not None:
         if optimizer in _hooks:
             _hooks[optimizer].remove()

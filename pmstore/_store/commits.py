@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import gc
+import operator
 import os
 import warnings
 import weakref
-from collections.abc import Collection
+from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
 from pmstore._catalog.catalog import Catalog
 from pmstore._core import all_ranges
-from pmstore._errors import DetachedError, LostUpdateWarning, TransactionError
+from pmstore._errors import LostUpdateWarning, TransactionError
 from pmstore._locks import Lock, TransactionLock
 from pmstore._store.callers import outside
 from pmstore._store.only import violation
@@ -24,12 +25,18 @@ _COLLECTIONS = 2  # the first one may free what holds others from C code
 class Companion(Protocol):
     """An object that a store calls at its commits and rollbacks: pmstore.torch keeps a module and its optimizer there.
 
-    The store calls it in the thread that holds the transaction lock, and keeps a weak reference only, until it leaves.
+    The store calls it in the thread that holds the transaction lock.
     """
 
-    def before_commit(self) -> Collection[str]:
-        """Put the companion's changes into the store, so that the commit contains them. Returns warnings of what can't
-        be stored. An error is one of the commit: nothing is committed, and all changes stay pending."""
+    def before_commit(self) -> None:
+        """Put the companion's changes into the store, so that the commit contains them. An error is one of the commit:
+        nothing is committed, and all changes stay pending."""
+
+    def keeps_alive(self) -> Iterable[object]:
+        """The objects that have changes. The program may let them go before these are in the store."""
+
+    def farewell(self, failure: str) -> str:
+        """A warning that the changes are not in the store, if this is garbage; or "" """
 
     def after_rollback(self) -> None:
         """Take the store's values over. A transaction that was abandoned is rolled back without this call: the
@@ -37,6 +44,9 @@ class Companion(Protocol):
 
     def after_close(self) -> None:
         """The store is closed."""
+
+
+_BEFORE_COMMIT, _AFTER_ROLLBACK = map(operator.methodcaller, ("before_commit", "after_rollback"))
 
 
 class Commits:
@@ -53,14 +63,15 @@ class Commits:
         The lock that is taken after the transaction lock.
     """
 
-    __slots__ = ("_catalog", "_debug", "_untold", "companions", "leaving", "lock")
+    __slots__ = ("_catalog", "_collects_from", "_debug", "_kept", "_untold", "companions", "lock")
 
     def __init__(self, catalog: Catalog, usable: bool, below: Lock) -> None:
         self._catalog = catalog
         self._debug = os.environ.get("PMSTORE_DEBUG", "0") not in ("", "0")  # violations of only= raise errors
         self._untold: list[str] = []  # warnings of companions, for the next commit that succeeds
         self.companions: dict[int, weakref.ref[Companion]] = {}  # by id
-        self.leaving: list[Companion] = []  # that nothing else holds: their finalizers put them here
+        self._kept: dict[int, tuple[object, ...]] = {}  # the same, and what they keep alive, until it is in the store
+        self._collects_from = 2  # companions
         self.lock = TransactionLock(usable, below)
 
     def commit(self) -> None:
@@ -69,7 +80,7 @@ class Commits:
         # This or another thread is in a transaction, or in an import; a call here would be slow.
         if not self.lock.idle or catalog.importing:
             self.refuse_inside("commit")
-        if catalog.lost_updates.any or self.companions or self.leaving:
+        if catalog.lost_updates.any or self.companions:
             self.lock.inner.call(self.commit_now)
         else:
             self.lock.inner.call(catalog.lock.call, catalog.core.commit)
@@ -88,48 +99,78 @@ class Commits:
         self._catalog.refuse_in_import()
 
     def accompany(self, companion: Companion) -> None:
-        """Call this companion at each commit and rollback, as long as it exists, or is in `leaving`."""
+        """Call this companion at each commit and rollback, and keep it at least until the next one."""
         companions, number = self.companions, id(companion)
         companions[number] = weakref.ref(companion, lambda _: companions.pop(number, None))
+        self._keep([number])
 
     def followed(self) -> list[Companion]:
         """All that are to be called."""
-        found = [companion for one in list(self.companions.values()) if (companion := one()) is not None]
-        return list({id(companion): companion for companion in [*found, *self.leaving]}.values())
+        return [companion for one in list(self.companions.values()) if (companion := one()) is not None]
 
-    def _ask_companions(self) -> None:
-        """Let them put their changes into the store. One that can't, and is garbage, leaves: that is no error."""
-        for companion in list(self.companions.values()):
-            if (error := self._asked(companion)) is not None:
-                for _ in range(_COLLECTIONS):
-                    gc.collect()
-                if companion() is not None:
-                    raise error
-        for leaving in list(self.leaving):
-            self._untold += leaving.before_commit()
+    def settle(
+        self,
+        ask: Callable[[Companion], None] = _BEFORE_COMMIT,
+        *,
+        of: Callable[[Companion], bool] = lambda companion: True,
+        strict: bool = True,
+    ) -> None:
+        """Let companions put their changes into the store, and let those go that nothing else holds.
 
-    def _asked(self, companion: weakref.ref[Companion]) -> DetachedError | None:
-        """The error, without the frames that hold the companion."""
-        found = companion()
-        if found is None or found in self.leaving:
-            return None
-        try:
-            self._untold += found.before_commit()
-        except DetachedError as error:
-            return error.with_traceback(None)
-        return None
+        ask: what is called of each. of: for which companions. strict: raise the error of one that fails, unless it is
+        garbage.
+        """
+        asked = [companion for companion in self.followed() if of(companion)]
+        numbers = list(map(id, asked))
+        failed = [(weakref.ref(one), farewell) for one in asked if (farewell := _farewell(one, ask)) is not None]
+        asked.clear()
+        self._let_go(numbers, collect=bool(failed))
+        for one, farewell in failed:
+            companion = one()
+            if companion is None and farewell and ask is _BEFORE_COMMIT:  # a rollback loses nothing
+                self._untold.append(farewell)
+            elif companion is not None and strict:
+                ask(companion)  # which fails again
+
+    def _let_go(self, numbers: list[int], collect: bool) -> None:
+        """Keep what the program still holds of some companions. All their changes are in the store.
+
+        What holds itself, as an optimizer with a scheduler does, needs a collection of garbage. There is one if
+        something has gone that a companion kept alive, or if there are twice as many companions as after the last one.
+        """
+        before = self._kept_of(numbers)
+        self._keep(numbers)
+        if not (collect or self._kept_of(numbers) < before or len(self.companions) >= self._collects_from):
+            return
+        for number in numbers:
+            self._kept.pop(number, None)
+        for _ in range(_COLLECTIONS):
+            gc.collect()
+        self._keep(numbers)
+        self._collects_from = 2 * max(1, len(self.companions))
+
+    def _keep(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self._kept.pop(number, None)
+        for number in numbers:
+            companion = self.companions.get(number, _nothing)()
+            if companion is not None:
+                self._kept[number] = companion, *companion.keeps_alive()
+
+    def _kept_of(self, numbers: list[int]) -> int:
+        return sum(len(self._kept.get(number, ())) for number in numbers)
 
     def close(self) -> None:
         """The store is closed."""
         for companion in self.followed():
             companion.after_close()
-        self.leaving.clear()
+        self._kept.clear()
 
     def leave(self, below: Lock) -> None:
         """Refuse changes from now on, in a forked process. Another thread of the parent may hold the lock forever."""
         self.lock.usable = False  # for open transactions
         self.lock = TransactionLock(False, below)
-        self.leaving.clear()
+        self._kept.clear()
 
     # ---- what a transaction calls; see Committer
 
@@ -145,8 +186,8 @@ class Commits:
         catalog = self._catalog
         if catalog.importing:  # a transaction in it
             catalog.refuse_in_import()
-        if self.companions or self.leaving:
-            self._ask_companions()
+        if self.companions:
+            self.settle()
         if catalog.lost_updates.any or (only is not None and self._debug):
             for text in catalog.lock.call(self._commit_and_compare, only, closing):
                 warnings.warn(text, LostUpdateWarning, stacklevel=outside()[0])
@@ -172,6 +213,18 @@ class Commits:
 
     def roll_back_now(self) -> None:
         self._catalog.rollback()
-        if self.companions or self.leaving:
-            for companion in self.followed():
-                companion.after_rollback()
+        if self.companions:
+            self.settle(_AFTER_ROLLBACK)
+
+
+def _nothing() -> None:
+    """A reference to what is gone."""
+
+
+def _farewell(companion: Companion, ask: Callable[[Companion], None]) -> str | None:
+    """Ask a companion. If that fails: its farewell. The error, whose frames hold the companion, goes."""
+    try:
+        ask(companion)
+    except Exception as error:
+        return companion.farewell(f"{type(error).__name__}: {error}")
+    return None

@@ -11,31 +11,20 @@ __all__ = ["ExtraState", "extra_states"]
 
 
 class ExtraState:
-    """The extra state of a module, as an object with `state_dict` and `load_state_dict`.
-
-    The module may go. Its attributes stay, so that another object with them gives the last state, unless it has a
-    finalizer, which must not run twice.
-    """
+    """The extra state of a module, as an object with `state_dict` and `load_state_dict`. The module may go."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._module, self._attributes, self._kind = weakref.ref(module), vars(module), type(module)
+        self._module = weakref.ref(module)
         self._last: dict[str, Any] = {}
 
-    def _found(self) -> torch.nn.Module | None:
-        module = self._module()
-        if module is None and not hasattr(self._kind, "__del__"):
-            module = object.__new__(self._kind)
-            object.__setattr__(module, "__dict__", self._attributes)
-        return module
-
     def state_dict(self) -> dict[str, Any]:
-        module = self._found()
+        module = self._module()
         if module is not None:
             self._last = {"extra": module.get_extra_state()}
         return self._last
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        module = self._found()
+        module = self._module()
         if module is not None and "extra" in state:
             module.set_extra_state(state["extra"])
 

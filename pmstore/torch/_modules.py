@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -80,15 +80,16 @@ def _places(module: torch.nn.Module) -> Iterator[_Place]:
                 yield _Place(owner.tensors, name, key, tensor, owner.tensors is part._parameters)
 
 
+def _reference(part: torch.nn.Module | None) -> Callable[[], torch.nn.Module | None]:
+    return (lambda: None) if part is None else weakref.ref(part)
+
+
 class ModuleTensors:
     """The tensors of a module. It does not refer to the module, which may go."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         self._places = list(_places(module))
-        self._parts = [
-            (part._modules, tuple(None if child is None else weakref.ref(child) for child in part._modules.values()))
-            for part in module.modules()
-        ]
+        self._parts = [(weakref.ref(part), tuple(map(_reference, part._modules.values()))) for part in module.modules()]
         self._counts = [(owner, len(owner.names())) for part in module.modules() for owner in _owners(part)]
         plain = {place.key: in_memory(place.tensor, repr(place.key)) for place in self._places}
         self.arrays = firsts({place.key: place.tensor for place in self._places})  # by key, the key of the array
@@ -151,39 +152,41 @@ class ModuleTensors:
 
     # ---- later
 
-    def take_last(self) -> str:
-        """Copy the elements of all buffers that were replaced into the store. Returns what a DetachedError would say of
-        other tensors, or ""."""
-        told = ""
-        for _, _, kept, now, error in self._others():
-            if error:
-                told = told or error
-            else:
-                kept.copy_(now.clone())
-        return told
-
-    def check(self, *, take_buffers: bool, of_all: bool = True) -> None:
-        """Raises DetachedError if the module has other tensors now. take_buffers: copy the elements of buffers that
-        were replaced into the store. of_all: the module is there, and so are the modules inside."""
-        replaced = []
+    def take_buffers(self) -> str:
+        """Copy the elements of buffers that were replaced into the store. Returns what a DetachedError says of the
+        first thing that is another one now and can't be taken, or ""."""
+        replaced, differs = [], ""
         for place, where, kept, now, error in self._others():
-            if error:
-                raise DetachedError(error)
-            if take_buffers:
+            differs = differs or error
+            if not error:
                 replaced.append((place, where, kept, now.clone()))  # it may be a view of this buffer or of another one
-        self._refuse_parted({self.arrays[place.key] for place, *_ in replaced} & self._tied)
-        for place, where, kept, now in replaced:
+        parted = self._parted({self.arrays[place.key] for place, *_ in replaced} & self._tied)
+        for place, where, kept, now in () if parted else replaced:
             kept.copy_(now)
             self._put_back(place, where)
-        for owner, count in self._counts:
-            if len(owner.names()) != count:
-                raise DetachedError(f"the module has other tensors than at persist, which the store lacks{_WHEN}")
-        for modules, children in self._parts if of_all else ():
-            now = tuple(modules.values())
-            if len(now) != len(children) or any(
-                child is not (None if known is None else known()) for child, known in zip(now, children)
-            ):
-                raise DetachedError(f"the module has other modules inside than at persist{_WHEN}")
+        return differs or parted or self._inside_differs()
+
+    def check(self) -> None:
+        """Raises DetachedError if the module has other tensors now than the store, other than buffers that can be
+        taken."""
+        for *_, error in self._others():
+            if error:
+                raise DetachedError(error)
+        if error := self._inside_differs():
+            raise DetachedError(error)
+
+    def _inside_differs(self) -> str:
+        """What a DetachedError says if a module has more or fewer tensors now, or other modules inside."""
+        if any(len(owner.names()) != count for owner, count in self._counts):
+            return f"the module has other tensors than at persist, which the store lacks{_WHEN}"
+        for one, children in self._parts:
+            part = one()
+            if part is None:
+                continue
+            now = part._modules.values()
+            if len(now) != len(children) or any(child is not known() for child, known in zip(now, children)):
+                return f"the module has other modules inside than at persist{_WHEN}"
+        return ""
 
     def _others(self) -> Iterator[tuple[_Place, Any, torch.Tensor, Any, str]]:
         """The places whose tensor is another one now, or elsewhere: the place, where its tensor was, the store's
@@ -196,8 +199,8 @@ class ModuleTensors:
             taken = not place.is_parameter and now is not None and _like(now, kept)
             yield place, where, kept, now, "" if taken else _moved(place, now, kept)
 
-    def _refuse_parted(self, keys: set[str]) -> None:
-        """Raises DetachedError if buffers that are one array have different elements now."""
+    def _parted(self, keys: set[str]) -> str:
+        """What a DetachedError says if buffers that are one array have different elements now."""
         found: dict[str, tuple[str, bytes]] = {}
         for place in self._places:
             key = self.arrays[place.key]
@@ -205,10 +208,11 @@ class ModuleTensors:
                 elements = ordered(place.owner[place.name].detach()).tobytes()
                 one, others = found.setdefault(key, (place.key, elements))
                 if elements != others:
-                    raise DetachedError(
+                    return (
                         f"{one!r} and {place.key!r} of the module were one tensor at persist, and are different "
                         "now: give each a tensor of its own before persist"
                     )
+        return ""
 
     def look(self, mapping: NameMapping, turn: int) -> None:
         """Raises DetachedError if an array is not the store's any more: each turn looks at another one."""

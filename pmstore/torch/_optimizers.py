@@ -7,7 +7,7 @@ commit looks at what there is, and moves into the store what is not in it.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from itertools import chain, repeat
 from typing import Any
 
@@ -26,6 +26,7 @@ __all__ = ["OptimizerTensors", "given_state", "stored_state"]
 _CONSTANT = frozenset({int, float, bool, str, type(None)})
 CLASS, GROUPS, HYPERPARAMETERS, VALUES = "class", "parameters", "hyperparameters", "values"
 OWN = "state"  # that of no parameter, such as a count of steps
+_COPIED = torch.empty(0)  # stands for a tensor that was copied in the middle of a step
 _TENSOR = "torch.Tensor"  # the one key of the dict that stands for a tensor inside of a state
 
 
@@ -51,6 +52,7 @@ class OptimizerTensors:
         self._tensors = tensors
         self._settings = settings
         self._kept: dict[str, dict[str, tuple[torch.Tensor, int]]] = {}  # by key and name: the tensor and its address
+        self.stepping = False  # a commit leaves the state's tensors in their place: the step goes on with them
         self._encoded: dict[str, bytes] = {}  # of the settings that the store has
         self._seen: list[Any] = []  # names and values of the hyperparameters that the store has
         self._groups: list[list[int]] = []  # the ids of the parameters whose keys the store has
@@ -93,9 +95,8 @@ class OptimizerTensors:
                 if state or key in self._kept:
                     self._take_state(key, state or {}, values)
         for key, kept in gone.items():
-            for name in kept:
-                self._tensors.pop(f"{key}/{name}", None)
-            del self._kept[key]
+            self._forget(key, list(kept))
+            self._kept.pop(key, None)
         self._put(VALUES, values)
         own = {key: value for key, value in optimizer.state.items() if not isinstance(key, torch.Tensor)}
         self._put(OWN, {key: _stored(value, key) for key, value in own.items()})
@@ -123,15 +124,16 @@ class OptimizerTensors:
                 plain += 1
         if len(kept) + plain == len(state) and not (plain and kept.keys() & values[key].keys()):
             return
-        for name in [name for name in kept if not isinstance(state.get(name), torch.Tensor)]:
-            self._tensors.pop(f"{key}/{name}", None)
-            del kept[name]
+        self._forget(key, [name for name in kept if not isinstance(state.get(name), torch.Tensor)])
 
     def _take_tensor(self, key: str, name: str, value: torch.Tensor) -> torch.Tensor:
         if not isinstance(name, str):
             raise TypeError(f"the optimizer's state of {key!r} has the name {name!r}, which is no str")
         where = f"{key}/{name}"
         self._tensors[where] = ordered(in_memory(value, f"{name!r} of the optimizer's state of {key!r}"))
+        if self.stepping:
+            self._kept.setdefault(key, {})[name] = _COPIED, 0
+            return value
         return self._keep(key, name, where)
 
     def _keep(self, key: str, name: str, where: str) -> torch.Tensor:
@@ -141,6 +143,13 @@ class OptimizerTensors:
         tensor = tensor_of(array)
         self._kept.setdefault(key, {})[name] = tensor, tensor.data_ptr()
         return tensor
+
+    def _forget(self, key: str, names: Iterable[str]) -> None:
+        """Delete tensors of a state. The handler of a signal may commit at any moment, and so delete them, too."""
+        kept = self._kept.get(key, {})
+        for name in names:
+            self._tensors.pop(f"{key}/{name}", None)
+            kept.pop(name, None)
 
     def _put(self, name: str, value: Any) -> None:
         try:
@@ -181,7 +190,7 @@ class OptimizerTensors:
         parameters = {
             self._key_of[id(parameter)]: parameter for group in optimizer.param_groups for parameter in group["params"]
         }
-        self._kept, self._seen = {}, []
+        self._kept, self._seen, self.stepping = {}, [], False
         states: dict[str, dict[str, Any]] = {}
         for where in self._tensors:
             key, _, name = where.rpartition("/")

@@ -10,16 +10,21 @@ change of the store.
                                 ▼   │
                               ended: a step raises DetachedError
 
-The store keeps a weak reference to a `Persisted` and calls it at commits and rollbacks. The module's entry in
-`_persisted` and the hook of the optimizer own it, so that it lives as long as one of them. Both may go before a commit,
-as at the end of a function that trains them. Then the store owns it until the next commit, which has their last state.
+The store calls a `Persisted` at its commits and rollbacks:
+
+    store ── commits ──▶ Persisted ◀── an attribute of each module inside, a hook of the optimizer
+                 │           └───────▶ optimizer, `also`, tensors; the module only weakly
+                 └─────▶ module
+
+All of them may go before a commit, as at the end of a function that trains them. So the store keeps them. After each
+commit it lets go of them for a moment, and keeps on with what the program still holds.
 """
 
 from __future__ import annotations
 
 import contextlib
 import weakref
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from itertools import zip_longest
 from typing import Any, NamedTuple
 
@@ -46,9 +51,8 @@ from pmstore.torch._ranks import Ranks
 __all__ = ["Persisted", "persist"]
 
 MODULE, OPTIMIZER, TRAINING = "module", "optimizer", "training"
-_GONE = "the module and its optimizer were gone"
+OWNER = "_pmstore"  # an attribute of modules
 _all: weakref.WeakSet[Persisted] = weakref.WeakSet()
-_persisted: weakref.WeakKeyDictionary[torch.nn.Module, Persisted] = weakref.WeakKeyDictionary()  # the owner of each
 _hooks: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # of each optimizer, to be removed
 
 
@@ -70,6 +74,7 @@ class Persisted:
         self.resumed = False
         self._mapping = mapping
         self._module, self._kind = weakref.ref(module), type(module).__name__
+        self._parts = [weakref.ref(part) for part in module.modules()]
         self._in = {name: mapping.group(name) for name in (MODULE, OPTIMIZER, TRAINING)}
         self._tensors = ModuleTensors(module)
         self._optimizer = (
@@ -82,7 +87,6 @@ class Persisted:
         self._also = {**extra_states(module), **(also or {})}
         self._encoded: dict[str, bytes] = {}  # of what the store has of `also`
         self._ended = ""  # why nothing is in the store any more
-        self._leaving = self._followed = False
         self._commits = 0
         self._rollbacks = self.store._catalog.rollbacks
 
@@ -107,13 +111,18 @@ class Persisted:
     def _before(self) -> list[Persisted]:
         """Those in whose place this one comes: they have its group, or their module is gone and had a part of it."""
         mine = set(self._tensors.memory().values())
-        found = [one for one in self.store._commits.followed() if isinstance(one, Persisted) and not one._ended]
-        return [
-            one
-            for one in found
-            if one._mapping == self._mapping
-            or (one.module is None and not mine.isdisjoint(one._tensors.memory().values()))
-        ]
+
+        def meets(one: Any) -> bool:
+            return (
+                isinstance(one, Persisted)
+                and not one._ended
+                and (one._mapping == self._mapping or not mine.isdisjoint(one._tensors.memory().values()))
+            )
+
+        commits = self.store._commits
+        commits.settle(of=meets, strict=False)
+        found: list[Any] = [one for one in commits.followed() if meets(one)]
+        return [one for one in found if one._mapping == self._mapping or one.module is None]
 
     def _refuse_shared(self, before: Collection[Persisted]) -> None:
         """Raise ValueError for a tensor that lies in a store already, as a part of another module than `before`."""
@@ -191,46 +200,40 @@ class Persisted:
 
     # ---- what the store and the optimizer call
 
-    def before_commit(self) -> Collection[str]:
-        """Store all changes that are not in the store yet. Raises DetachedError."""
-        self._after_rollback()
+    def before_commit(self) -> None:
+        """Store all changes that are not in the store yet. Raises DetachedError, after all that can be stored is."""
+        self.after_rollback()
         if self._ended:
-            return ()
-        if self._leaving:
-            return self._take_last()
-        self._tensors.check(take_buffers=True, of_all=self.module is not None)
+            return
         self._tensors.look(self._in[MODULE], self._commits)
         self._commits += 1
-        self._take_rest()
-        return ()
-
-    def _take_last(self) -> Collection[str]:
-        """The module and the optimizer are gone, and nobody can mend what is wrong with them."""
-        if not self._tensors.are_in(self._in[MODULE]):  # the program has deleted or replaced them
-            self.end(_GONE)
-            return ()
-        told = self._tensors.take_last()
+        differs = self._tensors.take_buffers()
         try:
             self._take_rest()
-        except Error:
-            raise
         except Exception as error:
-            told = told or f"{type(error).__name__}: {error}"
-        self.end(_GONE)
-        if not told:
+            if differs:
+                raise DetachedError(differs) from error
+            raise
+        if differs:
+            raise DetachedError(differs)
+
+    def keeps_alive(self) -> Iterable[object]:
+        module = self.module
+        if self._ended:
             return ()
-        return [
-            f"the {self._kind} of {self._mapping!r} is gone, and not all of its last state could be stored ({told})"
-        ]
+        return [part for one in self._parts if (part := one()) is not None] if module is None else [module]
+
+    def farewell(self, failure: str) -> str:
+        if not self._tensors.are_in(self._in[MODULE]):  # the program has deleted or replaced it
+            return ""
+        return (
+            f"the {self._kind} of {self._mapping!r} is gone, and not all of its last state could be stored ({failure})"
+        )
 
     def _take_rest(self) -> None:
         if self._optimizer is not None:
             self._optimizer.take()
         self._take_also()
-
-    def after_rollback(self) -> None:
-        """Take the values of the store."""
-        self._after_rollback()
 
     def before_step(self, *_: Any) -> None:
         """Raises ClosedStoreError or DetachedError if the step would change memory that is not in the store."""
@@ -240,13 +243,20 @@ class Persisted:
                 "again, or train copy.deepcopy(module) with an optimizer of its own"
             )
         self.store._catalog.writable()
-        self._after_rollback()
+        self.after_rollback()
         if self._ended:
             raise DetachedError(self._ended)
-        self._tensors.check(take_buffers=False)
+        self._tensors.check()
+        assert self._optimizer is not None
+        self._optimizer.stepping = True
 
-    def _after_rollback(self) -> None:
-        """Follow a rollback, also of an abandoned transaction: names created since the last commit are gone."""
+    def after_step(self, *_: Any) -> None:
+        assert self._optimizer is not None
+        self._optimizer.stepping = False
+
+    def after_rollback(self) -> None:
+        """Take the values of the store, if there was a rollback, also of an abandoned transaction: names created since
+        the last commit are gone."""
         count = self.store._catalog.rollbacks
         if self._rollbacks == count or self._ended:
             return
@@ -256,31 +266,50 @@ class Persisted:
                 "it: call persist again"
             )
             return
-        if self._leaving:
-            self.end(_GONE)
-            return
         self._tensors.rebind()
         self._encoded = {}
         self._give()
         self._rollbacks = count
 
     def after_close(self) -> None:
-        """The store is closed: nothing holds the module any more."""
-        module = self.module
-        if module is not None and _persisted.get(module) is self:
-            del _persisted[module]
+        """The store is closed: the modules let it go."""
+        for one in self._parts:
+            part = one()
+            if part is not None and vars(part).get(OWNER) == _Owner(self):
+                del vars(part)[OWNER]
 
     def end(self, why: str) -> None:
         """A step raises DetachedError from now on."""
         self._ended = self._ended or why
-        if self in self.store._commits.leaving:
-            self.store._commits.leaving.remove(self)
 
-    def __del__(self) -> None:
-        # The garbage collector may call this anywhere: it takes no lock, and calls nothing of the store.
-        if getattr(self, "_followed", False) and not self._ended and self.store._commits.lock.usable:
-            self._leaving = True
-            self.store._commits.leaving.append(self)
+    def own(self) -> None:
+        """Begin: from now on, the modules, the optimizer and the store hold this."""
+        for one in self._parts:
+            part = one()
+            if part is not None:
+                vars(part)[OWNER] = _Owner(self)
+        optimizer = self.optimizer
+        if optimizer is not None:
+            for hook in _hooks.get(optimizer, ()):
+                hook.remove()
+            _hooks[optimizer] = (
+                optimizer.register_step_pre_hook(self.before_step),
+                optimizer.register_step_post_hook(self.after_step),
+            )
+        _all.add(self)
+        self.store._commits.accompany(self)
+
+
+class _Owner(NamedTuple):
+    """What modules hold of a `Persisted`; copies of the modules don't."""
+
+    persisted: Persisted
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> None:
+        return None
+
+    def __reduce__(self) -> Any:
+        return type(None), ()
 
 
 def persist(
@@ -389,14 +418,7 @@ def _persist(
     made._begin()
     for other in others:
         other.end("persist has put another module or optimizer in its place")
-    made._followed = True
-    whole._commits.accompany(made)
-    _all.add(made)
-    _persisted[module] = made
-    if optimizer is not None:
-        if optimizer in _hooks:
-            _hooks[optimizer].remove()
-        _hooks[optimizer] = optimizer.register_step_pre_hook(made.before_step)
+    made.own()
     if not made.resumed and not whole.in_transaction:
         whole.commit()
     return made

@@ -1,0 +1,121 @@
+"""Handlers of signals that commit, at any moment of a step or of another commit."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pmstore
+from pmstore.torch import persist
+from tests.support.interrupting import signalled_at
+from tests.torch.training import equal
+
+
+class Momentum(torch.optim.SGD):
+    """Something else may happen in the middle of its step."""
+
+    between: Any = staticmethod(lambda: None)
+
+    def step(self, closure: Any = None) -> None:
+        (group,) = self.param_groups
+        states = [self.state[parameter] for parameter in group["params"]]
+        for state, parameter in zip(states, group["params"]):
+            if state.get("momentum") is None:
+                state["momentum"] = torch.zeros_like(parameter)
+        momenta = [state["momentum"] for state in states]
+        self.between()
+        for momentum, parameter in zip(momenta, group["params"]):
+            momentum.mul_(0.9).add_(parameter.grad)
+            parameter.data.sub_(group["lr"] * momentum)
+
+
+def train(net: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> None:
+    optimizer.zero_grad()
+    net(torch.full((4,), float(number))).pow(2).sum().backward()
+    optimizer.step()
+
+
+def made() -> tuple[nn.Module, Momentum]:
+    torch.manual_seed(0)
+    net = nn.Linear(4, 1)
+    return net, Momentum(net.parameters(), 0.01)
+
+
+def test_a_commit_in_the_middle_of_a_step(tmp_path: Path) -> None:
+    """The step goes on with tensors that it had before."""
+    plain, optimizer = made()
+    for number in range(5):
+        train(plain, optimizer, number)
+    net, optimizer = made()
+    with pmstore.open(tmp_path / "a.pm") as store:
+        persist(net, optimizer, store)
+        optimizer.between = store.commit
+        for number in range(5):
+            train(net, optimizer, number)
+        momentum = optimizer.state[net.weight]["momentum"]
+        store.commit()
+        assert (store["optimizer/weight/momentum"] == momentum.numpy()).all()
+        assert equal(net.state_dict(), plain.state_dict())
+
+
+def test_a_commit_in_a_step_that_fails(tmp_path: Path) -> None:
+    net, optimizer = made()
+    with pmstore.open(tmp_path / "a.pm") as store:
+        persist(net, optimizer, store)
+
+        def fail() -> None:
+            store.commit()
+            raise ZeroDivisionError
+
+        optimizer.between = fail
+        with pytest.raises(ZeroDivisionError):
+            train(net, optimizer, 1)
+        assert (store["optimizer/weight/momentum"] == 0).all()
+        optimizer.state[net.weight]["momentum"].fill_(5)
+        optimizer.state[net.bias]["momentum"] = None
+        store.commit()
+        assert list(store.group("optimizer")) == ["weight/momentum"]
+        assert (store["optimizer/weight/momentum"] == 5).all()
+        optimizer.between = lambda: None
+        train(net, optimizer, 1)
+        store.commit()
+        momentum = optimizer.state[net.weight]["momentum"]
+        momentum.fill_(6)
+        assert (store["optimizer/weight/momentum"] == 6).all()  # it lies in the store
+
+
+@pytest.fixture
+def committing() -> Iterator[list[pmstore.Store]]:
+    """The handler of SIGUSR1 commits these stores."""
+    stores: list[pmstore.Store] = []
+    before = signal.signal(signal.SIGUSR1, lambda *_: [store.commit() for store in stores if not store.closed] and None)
+    yield stores
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_commit_in_a_commit(committing: list[pmstore.Store], tmp_path: Path) -> None:
+    """The outer one stores a state and deletes another one."""
+    moment, reached = 0, True
+    while reached:
+        moment += 7
+        path = tmp_path / f"{moment}.pm"
+        net, optimizer = made()
+        with pmstore.open(path) as store:
+            persist(net, optimizer, store)
+            train(net, optimizer, 1)
+            store.commit()
+            state = optimizer.state[net.weight]
+            state["other"] = state.pop("momentum").clone()
+            del optimizer.state[net.bias]  # type: ignore[arg-type]
+            committing[:] = [store]
+            reached = signalled_at(moment, store.commit, signal.SIGUSR1)
+        with pmstore.open(path, "r") as store:
+            assert list(store.group("optimizer")) == ["weight/other"]
+            assert (store["optimizer/weight/other"] == state["other"].numpy()).all()
+        path.unlink()

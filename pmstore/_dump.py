@@ -9,7 +9,8 @@ import os
 import secrets
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -121,14 +122,14 @@ def _save(file: Path, array: Any) -> None:
     try:
         if special:
             with target.open("wb") as out:
-                np.save(out, array, allow_pickle=False)
+                _write(out, array)
             return
         if os.path.lexists(target):
             raise FileExistsError
         temporary = target.with_name(f".{secrets.token_hex(8)}.npy")
         try:
             with temporary.open("xb") as out:
-                np.save(out, array, allow_pickle=False)
+                _write(out, array)
             rename(str(temporary), str(target), replace=False)
         finally:
             with contextlib.suppress(FileNotFoundError):
@@ -139,6 +140,11 @@ def _save(file: Path, array: Any) -> None:
         raise
     except OSError as error:
         raise OSError(error.errno, error.strerror or str(error), os.fspath(file)) from error
+
+
+def _write(out: BinaryIO, array: Any) -> None:
+    """Write an array. numpy writes one into a real file by a function whose error does not tell of a full disk."""
+    np.save(SimpleNamespace(write=out.write), array, allow_pickle=False)
 
 
 def _print_value(name: str, value: Any, *, alone: bool) -> None:

@@ -76,6 +76,14 @@ bool pm_address_own(void *at, uint64_t length)
     return true;
 }
 
+static pm_status limited(const char *what, unsigned long long mebibytes, const char *of, rlim_t limit, char option)
+{
+    return pm_fail(PM_NO_MEMORY,
+                   "%s: %llu MiB are needed, and the %s of this process is limited to %llu MiB: raise the limit "
+                   "(ulimit -%c), or close stores and let go of arrays",
+                   what, mebibytes, of, (unsigned long long)(limit >> 20), option);
+}
+
 pm_status pm_address_refused(const char *what, uint64_t bytes)
 {
     struct rlimit limit;
@@ -87,11 +95,9 @@ pm_status pm_address_refused(const char *what, uint64_t bytes)
             what, mebibytes);
     if (errno != ENOMEM) return pm_fail_errno(what);
     if (!getrlimit(RLIMIT_AS, &limit) && limit.rlim_cur != RLIM_INFINITY)
-        return pm_fail(
-            PM_NO_MEMORY,
-            "%s: %llu MiB are needed, and the address space of this process is limited to %llu MiB: raise the limit "
-            "(ulimit -v), or close stores and let go of arrays",
-            what, mebibytes, (unsigned long long)(limit.rlim_cur >> 20));
+        return limited(what, mebibytes, "address space", limit.rlim_cur, 'v');
+    if (!getrlimit(RLIMIT_DATA, &limit) && limit.rlim_cur != RLIM_INFINITY)
+        return limited(what, mebibytes, "memory", limit.rlim_cur, 'd');
     return pm_fail(PM_NO_MEMORY,
                    "%s: the system refuses %llu MiB: it has too little memory, or this process has as many mappings as "
                    "vm.max_map_count allows: close stores and let go of arrays, or raise it",

@@ -72,11 +72,11 @@ class Attributes(MutableMapping[str, Any]):
     `pop`, raise DecodeError if the `decode` of a registered type fails; ``del`` and all else need no values.
     """
 
-    __slots__ = ("_catalog", "_name")
+    __slots__ = ("_catalog", "_keeper", "_name")
 
     def __init__(self, catalog: Catalog, name: str) -> None:
         """name: full, or "" for the store."""
-        self._catalog = catalog
+        self._catalog, self._keeper = catalog, catalog.keeper()
         self._name = name
 
     def __copy__(self) -> Attributes:

@@ -4,6 +4,7 @@ transactions."""
 from __future__ import annotations
 
 import contextlib
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -63,6 +64,7 @@ class Catalog:
         "grown",
         "importing",
         "inherited",
+        "keeper",
         "list_names",
         "lock",
         "lost_updates",
@@ -76,7 +78,9 @@ class Catalog:
         self.read_only = read_only
         self.importing = False  # in a thread that holds the lock
         self.inherited = False  # in a fork of the process that wrote the store
-        self.lost_updates = LostUpdates(self._stored)
+        stored = weakref.WeakMethod(self._stored)  # no cycle: a snapshot's memory goes with its last catalog
+        self.lost_updates = LostUpdates(lambda key: found(key) if (found := stored()) else None)
+        self.keeper: Callable[[], object] = lambda: None  # the store; lists and attributes keep it open
         # By offset of the extent. A detached array whose place has a new owner has a key below 0, see new_extent.
         self._live = LiveArrays()
         self._shadowed: set[int] = set()  # offsets of arrays that may be alive although `_live` doesn't know them
@@ -166,7 +170,10 @@ class Catalog:
 
     def names(self, prefix: str = "") -> Iterator[str]:
         """Names that start with prefix, in order, without the prefix. Names changed during the iteration may appear
-        or not."""
+        or not. The iteration keeps the store open."""
+        return self._names(prefix, self.keeper())
+
+    def _names(self, prefix: str, keeper: object) -> Iterator[str]:
         for row in self.core.scan(NAME_PREFIX + prefix.encode()):
             yield name_of(row.key)[len(prefix) :]
 

@@ -37,11 +37,11 @@ class PersistentList(MutableSequence[Any]):
     can't be stored, ReadOnlyStoreError, OutOfSpaceError.
     """
 
-    __slots__ = ("_catalog", "_id", "_name")
+    __slots__ = ("_catalog", "_id", "_keeper", "_name")
     __hash__ = None  # type: ignore[assignment]
 
     def __init__(self, catalog: Catalog, name: str, list_id: int) -> None:
-        self._catalog = catalog
+        self._catalog, self._keeper = catalog, catalog.keeper()
         self._name = name
         self._id = list_id
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import gc
 import operator
 import os
@@ -12,7 +14,7 @@ from typing import Any, Protocol
 
 from pmstore._catalog.catalog import Catalog
 from pmstore._core import all_ranges
-from pmstore._errors import LostUpdateWarning, TransactionError
+from pmstore._errors import CorruptStoreError, LostUpdateWarning, TransactionError
 from pmstore._locks import Lock, TransactionLock
 from pmstore._store.callers import outside
 from pmstore._store.only import violation
@@ -63,11 +65,12 @@ class Commits:
         The lock that is taken after the transaction lock.
     """
 
-    __slots__ = ("_catalog", "_collects_from", "_debug", "_kept", "_untold", "companions", "lock")
+    __slots__ = ("_catalog", "_collects_from", "_debug", "_kept", "_note", "_untold", "companions", "lock")
 
     def __init__(self, catalog: Catalog, usable: bool, below: Lock) -> None:
         self._catalog = catalog
         self._debug = os.environ.get("PMSTORE_DEBUG", "0") not in ("", "0")  # violations of only= raise errors
+        self._note: tuple[int, bytes | None] = -1, None  # the sequence before a commit with a note, and its own note
         self._untold: list[str] = []  # warnings of companions, for the next commit that succeeds
         self.companions: dict[int, weakref.ref[Companion]] = {}  # by id
         self._kept: dict[int, tuple[object, ...]] = {}  # the same, and what they keep alive, until it is in the store
@@ -132,6 +135,15 @@ class Commits:
             elif companion is not None and strict:
                 ask(companion)  # which fails again
 
+    def settle_before(self) -> None:
+        """Settle before names are copied or renamed, as far as companions can."""
+        if not self.companions or not self.lock.usable:
+            return
+        if self.lock.mine():
+            self.settle(strict=False)
+        else:
+            self.lock.inner.call(functools.partial(self.settle, strict=False))
+
     def _let_go(self, numbers: list[int], collect: bool) -> None:
         """Keep what the program still holds of some companions. All their changes are in the store.
 
@@ -164,6 +176,7 @@ class Commits:
         """The store is closed."""
         for companion in self.followed():
             companion.after_close()
+        self.companions.clear()
         self._kept.clear()
 
     def leave(self, below: Lock) -> None:
@@ -180,7 +193,18 @@ class Commits:
     declared_in_both = staticmethod(all_ranges)
 
     def put_note(self, note: bytes) -> None:
-        self._catalog.lock.call(self._catalog.put_note, note)
+        catalog = self._catalog
+        if self._note[0] != catalog.core.sequence:
+            before = None
+            with contextlib.suppress(CorruptStoreError):
+                before = catalog.note()
+            self._note = catalog.core.sequence, before
+        catalog.lock.call(catalog.put_note, note)
+
+    def note(self) -> bytes | None:
+        """The note of the last commit. The store may have that of one that failed."""
+        sequence, note = self._note
+        return note if sequence == self._catalog.core.sequence else self._catalog.note()
 
     def commit_now(self, only: Any = None, *, closing: bool = False) -> None:
         catalog = self._catalog

@@ -238,6 +238,7 @@ class NameMapping(MutableMapping[str, Any]):
         CorruptStoreError or StoreIOError for damaged names; OutOfSpaceError, ReadOnlyStoreError, ClosedStoreError. The
         contents of a damaged array are not read, and stay damaged under the new name.
         """
+        self.store._commits.settle_before()
         names = self._full(old), self._full(new)
         with self._derived.lock:
             for name in copying.rename(self._catalog, *names, self._derived.refuse_cycle, self._prefix):
@@ -251,6 +252,7 @@ class NameMapping(MutableMapping[str, Any]):
         from the copies of inputs of the same group. Errors are those of `rename`, and CorruptStoreError or StoreIOError
         for damaged contents, which are not copied. Either everything is copied, or nothing is.
         """
+        self.store._commits.settle_before()
         names = self._full(source), self._full(destination)
         with self._derived.lock:
             copying.copy(self._catalog, *names, self._derived.refuse_cycle, self._prefix)

@@ -16,7 +16,7 @@ from pmstore._catalog.kinds import ARRAY, OBJECT
 from pmstore._catalog.lists import PersistentList
 from pmstore._catalog.names import key_of
 from pmstore._core import Core, Entry
-from pmstore._errors import UNSOUND, DerivedArrayError, StaleSnapshotError, of
+from pmstore._errors import UNSOUND, DecodeError, DerivedArrayError, StaleSnapshotError, of
 from pmstore._snapshot import Reader
 from pmstore._values.array import Layout, address_of, read_layout
 
@@ -122,7 +122,10 @@ def _copy(catalog: Catalog, one: Selection, entry: Entry | None, wanted: list[tu
                 return catalog.value(key, name, kept)
             return copy_array(catalog.core, kept, Selection(name), wanted)
 
-        value = objects.read(catalog, one.name, entry, part)
+        try:
+            value = objects.read(catalog, one.name, entry, part)
+        except DecodeError as error:
+            raise DecodeError(f"{one.name!r}: {error}") from error
         return value if one.whole else value[one.part]
     value = catalog.get(one.name)
     if value is MISSING:

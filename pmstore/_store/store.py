@@ -73,6 +73,7 @@ class Store(Following):
         self._file_lock = held
         self._media = core.media if core.snapshot is None else core.snapshot.media
         self._catalog = Catalog(core, read_only=mode == "r")
+        self._catalog.keeper = weakref.ref(self)
         self._derived = DerivedArrays(self._catalog, path)
         self._prefix = ""
         self._catalog.lock.undo = Undo(self._catalog, self._described())
@@ -214,7 +215,7 @@ class Store(Following):
         without both. Pending changes make no difference. Raises CorruptStoreError if they are damaged, and
         StaleSnapshotError in a snapshot if they are large and later commits have replaced them.
         """
-        note = self._catalog.note()
+        note = self._commits.note()
         return None if note is None else notes.decoded(note)
 
     def commit(self) -> None:

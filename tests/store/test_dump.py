@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -113,3 +114,8 @@ def test_names_that_may_be_left_out_are_not_required(command: list[str], capsys:
         in_process(capsys, *command)
     wanted = "URL" if command[0] == "archive" else "PATH"
     assert capsys.readouterr().err.endswith(f"the following arguments are required: {wanted}\n")
+
+
+def test_npy_on_a_full_disk(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, err = in_process(capsys, "dump", "--npy", "/dev/full", path, "centers")
+    assert (status, out) == (2, "") and "/dev/full" in err and os.strerror(errno.ENOSPC) in err

@@ -249,8 +249,10 @@ def test_hostile_sparse(store: Any, parts: Any) -> None:
     store["v"] = csr()
     assert store["v"].nnz == 2
     store["v"] = parts
-    with pytest.raises(pmstore.DecodeError, match="'v': decode of scipy.sparse"):
-        store["v"]
+    store.commit()
+    for read in (store.__getitem__, store.read):
+        with pytest.raises(pmstore.DecodeError, match="'v': decode of scipy.sparse"):
+            read("v")
 
 
 # ---- pandas

@@ -32,6 +32,24 @@ VALUES: dict[str, Any] = {
 }
 
 
+def test_the_note_of_a_commit_that_failed_is_pending(open_store: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise pmstore.OutOfSpaceError("full")
+
+    with open_store() as store:
+        for end in (store.rollback, store.commit):
+            with store.transaction(message="first"):
+                store["x"] = 1
+            for message in ("second", "third"):
+                with monkeypatch.context() as patch:
+                    patch.setattr(type(store._catalog.core), "commit", fail)
+                    with pytest.raises(pmstore.OutOfSpaceError), store.transaction(message=message):
+                        store["x"] = 2
+                assert store.commit_note() == ("first", {})
+            end()
+            assert store.commit_note() == ("third" if store["x"] == 2 else "first", {})
+
+
 def test_a_commit_says_what_its_transaction_was_given(open_store: Open) -> None:
     with open_store() as store:
         assert store.commit_note() is None

@@ -197,3 +197,20 @@ def test_threads_work_in_one_store(path: Path) -> None:
     assert free(path)
     with pmstore.open(path, verify=True) as store:
         assert store["n"] == 80 and (store["w"] == 80).all()
+
+
+@pytest.mark.parametrize("mode", ["a", "r"])
+def test_what_a_store_has_given_keeps_it_open(path: Path, mode: Any) -> None:
+    with pmstore.open(path, "x") as store:
+        store.update({"a": 1, "g/b": 2, "losses": [1.5]})
+        store.create_list("log").append(1.5)
+        store.attrs["units"] = store.attrs("a")["units"] = "m"
+    assert [name for name in pmstore.open(path, mode)] == ["a", "g/b", "log", "losses"]  # noqa: C416
+    assert [name for name in pmstore.open(path, mode).group("g")] == ["b"]  # noqa: C416
+    assert pmstore.open(path, mode)["log"][-1] == 1.5
+    assert pmstore.open(path, mode).attrs["units"] == pmstore.open(path, mode).attrs("a")["units"] == "m"
+    log = pmstore.open(path, mode)["log"]
+    assert list(log) == [1.5] and not (mode == "a" and free(path))
+    del log
+    gc.collect()
+    assert free(path)

@@ -6,7 +6,9 @@ import errno
 import gc
 import os
 import re
+import resource
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -150,3 +152,20 @@ def _grows_beyond_the_limit(medium: Medium) -> None:
         store["a"][:] = 2
         store.commit()
         assert list(store) == ["a"]
+
+
+@pytest.mark.no_sanitizer
+def test_an_error_names_the_limit_of_memory(medium: Medium) -> None:
+    """A snapshot copies the array into memory."""
+    path = medium.directory / "store.pm"
+
+    def child() -> None:
+        (used,) = re.findall(r"VmData:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        resource.setrlimit(resource.RLIMIT_DATA, (int(used) * 1024 + 40 * MIB, resource.RLIM_INFINITY))
+        with pytest.raises(pmstore.OutOfMemoryError, match=r"64 MiB are needed.*limited to \d+ MiB.*ulimit -d"):
+            pmstore.open(path, "r")["x"].sum()
+
+    with pmstore.open(path, "x") as store:
+        store.create_array("x", 8 * MIB, fill_value=1)
+        store.commit()
+        run_in_fork(child)

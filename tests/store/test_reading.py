@@ -387,3 +387,20 @@ def test_commands_beside_a_writer_that_is_too_quick(
     assert _cli.main(command) == 2 and left == 0
     text = f"pmstore: {writer.path}: the store changes too quickly: try again when fewer commits come\n"
     assert capsys.readouterr() == ("", text)
+
+
+def test_a_snapshot_that_was_read_goes_at_once(writer: pmstore.Store, reader: pmstore.Store) -> None:
+    """It needs no collection of garbage, which a program may have switched off."""
+    counts = []
+    gc.disable()
+    try:
+        for number in range(12):
+            writer["a"] += 1
+            writer.commit()
+            reader.refresh()
+            assert reader["a"].sum() == reader.read("a").sum()
+            reader.read("one", ("f", 1))
+            counts.append(len(os.listdir("/proc/self/fd")) if number >= 2 else 0)
+    finally:
+        gc.enable()
+    assert len(set(counts[2:])) == 1, counts

@@ -425,3 +425,30 @@ def test_a_class_of_a_module_gets_no_subclasses(tmp_path: Path) -> None:
         gc.collect()
         store.commit()
         assert store["training/also/_extra_state"] == {"extra": 1} and not known and not Registered.__subclasses__()
+
+
+@pytest.mark.parametrize(("verb", "kept"), [("rename", False), ("copy", False), ("copy", True)])
+@pytest.mark.parametrize("inside", [False, True])
+def test_another_name_has_the_last_state(verb: str, inside: bool, kept: bool, tmp_path: Path) -> None:
+    """The state of the best epoch, for example: ``store.copy("fit", "best")`` after a step."""
+    nets = []
+
+    def call(store: pmstore.Store) -> None:
+        net, counter = Net(), Counter()
+        optimizer = torch.optim.Adam(net.parameters(), 0.1)
+        persist(net, optimizer, store.group("fit"), also={"counter": counter})
+        net(torch.ones(1, 4)).sum().backward()
+        optimizer.step()
+        optimizer.param_groups[0]["lr"], counter.number = 0.5, 3
+        if kept:
+            nets.append(net)
+
+    with pmstore.open(tmp_path / "a.pm") as store:
+        call(store)
+        with store.transaction() if inside else contextlib.nullcontext():
+            getattr(store, verb)("fit", "best")
+            assert store["best/module/mean"].tolist() == [1] * 4
+            assert store["best/training/optimizer/hyperparameters"][0]["lr"] == 0.5
+            assert store["best/training/also/counter"] == {"number": 3}
+            assert store["best/training/also/_extra_state"] == {"extra": 1}
+            assert store["best/optimizer/weight/step"] == 1

@@ -35,7 +35,8 @@ class Companion(Protocol):
         nothing is committed, and all changes stay pending."""
 
     def keeps_alive(self) -> Iterable[object]:
-        """The objects that have changes. The program may let them go before these are in the store."""
+        """The objects that have changes. The program may let them go before these are in the store, which keeps the
+        companion and them until then. If there are none, it keeps nothing."""
 
     def farewell(self, failure: str) -> str:
         """A warning that the changes are not in the store, if this is garbage; or "" """
@@ -107,6 +108,11 @@ class Commits:
         companions[number] = weakref.ref(companion, lambda _: companions.pop(number, None))
         self._keep([number])
 
+    def leave_alone(self, companion: Companion) -> None:
+        """Call it no more."""
+        self.companions.pop(id(companion), None)
+        self._kept.pop(id(companion), None)
+
     def followed(self) -> list[Companion]:
         """All that are to be called."""
         return [companion for one in list(self.companions.values()) if (companion := one()) is not None]
@@ -124,10 +130,12 @@ class Commits:
         garbage.
         """
         asked = [companion for companion in self.followed() if of(companion)]
+        if not asked:
+            return
         numbers = list(map(id, asked))
         failed = [(weakref.ref(one), farewell) for one in asked if (farewell := _farewell(one, ask)) is not None]
         asked.clear()
-        self._let_go(numbers, collect=bool(failed))
+        self._let_go(numbers, bool(failed))
         for one, farewell in failed:
             companion = one()
             if companion is None and farewell and ask is _BEFORE_COMMIT:  # a rollback loses nothing
@@ -144,21 +152,22 @@ class Commits:
         else:
             self.lock.inner.call(functools.partial(self.settle, strict=False))
 
-    def _let_go(self, numbers: list[int], collect: bool) -> None:
+    def _let_go(self, numbers: list[int], failed: bool) -> None:
         """Keep what the program still holds of some companions. All their changes are in the store.
 
-        What holds itself, as an optimizer with a scheduler does, needs a collection of garbage. There is one if
-        something has gone that a companion kept alive, or if there are twice as many companions as after the last one.
+        What holds itself, as an optimizer and its companion do, needs a collection of garbage. There is one after a
+        failure, or if there are twice as many companions as after the last one.
         """
-        before = self._kept_of(numbers)
         self._keep(numbers)
-        if not (collect or self._kept_of(numbers) < before or len(self.companions) >= self._collects_from):
+        if not failed and len(self.companions) < self._collects_from:
             return
-        for number in numbers:
-            self._kept.pop(number, None)
-        for _ in range(_COLLECTIONS):
-            gc.collect()
-        self._keep(numbers)
+        try:
+            for number in numbers:
+                self._kept.pop(number, None)
+            for _ in range(_COLLECTIONS if failed else 1):
+                gc.collect()
+        finally:  # also if a handler raises an exception
+            self._keep(numbers)
         self._collects_from = 2 * max(1, len(self.companions))
 
     def _keep(self, numbers: list[int]) -> None:
@@ -166,11 +175,9 @@ class Commits:
             self._kept.pop(number, None)
         for number in numbers:
             companion = self.companions.get(number, _nothing)()
-            if companion is not None:
-                self._kept[number] = companion, *companion.keeps_alive()
-
-    def _kept_of(self, numbers: list[int]) -> int:
-        return sum(len(self._kept.get(number, ())) for number in numbers)
+            kept = () if companion is None else tuple(companion.keeps_alive())
+            if kept:
+                self._kept[number] = companion, *kept
 
     def close(self) -> None:
         """The store is closed."""

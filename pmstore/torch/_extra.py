@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import Any
 
 import torch
@@ -11,22 +10,17 @@ __all__ = ["ExtraState", "extra_states"]
 
 
 class ExtraState:
-    """The extra state of a module, as an object with `state_dict` and `load_state_dict`. The module may go."""
+    """The extra state of a module, as an object with `state_dict` and `load_state_dict`."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._module = weakref.ref(module)
-        self._last: dict[str, Any] = {}
+        self._module = module
 
     def state_dict(self) -> dict[str, Any]:
-        module = self._module()
-        if module is not None:
-            self._last = {"extra": module.get_extra_state()}
-        return self._last
+        return {"extra": self._module.get_extra_state()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        module = self._module()
-        if module is not None and "extra" in state:
-            module.set_extra_state(state["extra"])
+        if "extra" in state:
+            self._module.set_extra_state(state["extra"])
 
 
 def extra_states(module: torch.nn.Module) -> dict[str, ExtraState]:

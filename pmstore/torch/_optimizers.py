@@ -9,12 +9,14 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping
 from itertools import chain, repeat
+from types import FrameType
 from typing import Any
 
 import numpy as np
 import torch
 
 from pmstore._errors import CorruptStoreError, FingerprintMismatchError
+from pmstore._interrupts import later
 from pmstore._store.mapping import NameMapping
 from pmstore._values.values import encode
 from pmstore.torch._modules import ANOTHER, in_memory, ordered
@@ -52,7 +54,8 @@ class OptimizerTensors:
         self._tensors = tensors
         self._settings = settings
         self._kept: dict[str, dict[str, tuple[torch.Tensor, int]]] = {}  # by key and name: the tensor and its address
-        self.stepping = False  # a commit leaves the state's tensors in their place: the step goes on with them
+        self._steps: list[FrameType] = []  # of steps that may not have ended
+        self._in_step = False
         self._encoded: dict[str, bytes] = {}  # of the settings that the store has
         self._seen: list[Any] = []  # names and values of the hyperparameters that the store has
         self._groups: list[list[int]] = []  # the ids of the parameters whose keys the store has
@@ -75,11 +78,19 @@ class OptimizerTensors:
                 self._parameters[key] = parameter
         return keys
 
+    # ---- steps
+
+    def begin_step(self, frame: FrameType) -> None:
+        """Note a step, which goes on as long as the frame runs. It has the tensors of the state in its hands."""
+        self._steps = [*filter(_is_running, self._steps), frame]
+
     # ---- to the store
 
     def take(self) -> None:
         """Store the state that the store does not have yet. Raises TypeError for a state that a store can't keep."""
         optimizer = self.optimizer
+        self._steps = [*filter(_is_running, self._steps)]
+        self._in_step = bool(self._steps)
         groups = [[id(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
         if groups != self._groups:
             self._put(CLASS, _class_of(optimizer))
@@ -129,10 +140,14 @@ class OptimizerTensors:
     def _take_tensor(self, key: str, name: str, value: torch.Tensor) -> torch.Tensor:
         if not isinstance(name, str):
             raise TypeError(f"the optimizer's state of {key!r} has the name {name!r}, which is no str")
-        where = f"{key}/{name}"
-        self._tensors[where] = ordered(in_memory(value, f"{name!r} of the optimizer's state of {key!r}"))
-        if self.stepping:
-            self._kept.setdefault(key, {})[name] = _COPIED, 0
+        where, kept = f"{key}/{name}", self._kept.setdefault(key, {})
+        elements = ordered(in_memory(value, f"{name!r} of the optimizer's state of {key!r}"))
+        with later():
+            if kept.get(name, (_COPIED, 0))[0] is not _COPIED:
+                self._tensors.pop(where, None)  # a step, or another name of the state, may have the tensor before
+            self._tensors[where] = elements
+        if self._in_step:
+            kept[name] = _COPIED, 0
             return value
         return self._keep(key, name, where)
 
@@ -190,7 +205,7 @@ class OptimizerTensors:
         parameters = {
             self._key_of[id(parameter)]: parameter for group in optimizer.param_groups for parameter in group["params"]
         }
-        self._kept, self._seen, self.stepping = {}, [], False
+        self._kept, self._seen = {}, []
         states: dict[str, dict[str, Any]] = {}
         for where in self._tensors:
             key, _, name = where.rpartition("/")
@@ -229,6 +244,14 @@ class OptimizerTensors:
     def held(self) -> bool:
         """Whether the store has an optimizer."""
         return CLASS in self._settings
+
+
+def _is_running(frame: FrameType) -> bool:
+    try:
+        frame.clear()
+    except RuntimeError:
+        return True
+    return False
 
 
 def _shared(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:

@@ -13,7 +13,7 @@ change of the store.
 The store calls a `Persisted` at its commits and rollbacks:
 
     store ── commits ──▶ Persisted ◀── an attribute of each module inside, a hook of the optimizer
-                 │           └───────▶ optimizer, `also`, tensors; the module only weakly
+                 │           └───────▶ optimizer, `also`, tensors, modules with an extra state; others only weakly
                  └─────▶ module
 
 All of them may go before a commit, as at the end of a function that trains them. So the store keeps them. After each
@@ -23,6 +23,7 @@ commit it lets go of them for a moment, and keeps on with what the program still
 from __future__ import annotations
 
 import contextlib
+import sys
 import weakref
 from collections.abc import Collection, Iterable, Mapping
 from itertools import zip_longest
@@ -207,7 +208,7 @@ class Persisted:
             return
         self._tensors.look(self._in[MODULE], self._commits)
         self._commits += 1
-        differs = self._tensors.take_buffers()
+        differs = self._tensors.take_buffers(self._in[MODULE])
         try:
             self._take_rest()
         except Exception as error:
@@ -219,8 +220,6 @@ class Persisted:
 
     def keeps_alive(self) -> Iterable[object]:
         module = self.module
-        if self._ended:
-            return ()
         return [part for one in self._parts if (part := one()) is not None] if module is None else [module]
 
     def farewell(self, failure: str) -> str:
@@ -248,11 +247,7 @@ class Persisted:
             raise DetachedError(self._ended)
         self._tensors.check()
         assert self._optimizer is not None
-        self._optimizer.stepping = True
-
-    def after_step(self, *_: Any) -> None:
-        assert self._optimizer is not None
-        self._optimizer.stepping = False
+        self._optimizer.begin_step(sys._getframe(1))
 
     def after_rollback(self) -> None:
         """Take the values of the store, if there was a rollback, also of an abandoned transaction: names created since
@@ -266,7 +261,7 @@ class Persisted:
                 "it: call persist again"
             )
             return
-        self._tensors.rebind()
+        self._tensors.rebind(self._in[MODULE])
         self._encoded = {}
         self._give()
         self._rollbacks = count
@@ -281,6 +276,7 @@ class Persisted:
     def end(self, why: str) -> None:
         """A step raises DetachedError from now on."""
         self._ended = self._ended or why
+        self.store._commits.leave_alone(self)
 
     def own(self) -> None:
         """Begin: from now on, the modules, the optimizer and the store hold this."""
@@ -290,12 +286,9 @@ class Persisted:
                 vars(part)[OWNER] = _Owner(self)
         optimizer = self.optimizer
         if optimizer is not None:
-            for hook in _hooks.get(optimizer, ()):
-                hook.remove()
-            _hooks[optimizer] = (
-                optimizer.register_step_pre_hook(self.before_step),
-                optimizer.register_step_post_hook(self.after_step),
-            )
+            if optimizer in _hooks:
+                _hooks[optimizer].remove()
+            _hooks[optimizer] = optimizer.register_step_pre_hook(self.before_step)
         _all.add(self)
         self.store._commits.accompany(self)
 

@@ -338,11 +338,12 @@ def test_a_store_lets_many_go(scheduled: bool, end: Any, tmp_path: Path) -> None
             persist(net, optimizer, store.group(f"g{number}"), also={"s": scheduler} if scheduled else None)
         gone = [weakref.ref(one) for one in (net, optimizer, scheduler)]
         del net, optimizer, scheduler
-        gc.collect()
         end(store)
+        last = nn.Linear(4, 1)
+        persist(last, None, store.group("last"))
         gc.collect()
         assert [one() for one in gone] == [None] * 3
-        assert not store._commits.followed()
+        assert len(store._commits.followed()) == 1
 
 
 @pytest.mark.parametrize("where", ["hook of a part", "hook of the optimizer", "also"])
@@ -365,6 +366,10 @@ def test_a_module_that_holds_itself_goes_with_the_next_one(where: str, tmp_path:
             gone.append(call(store.group(f"{number}")))
             store.commit()
             assert [one() for one in gone[:-1]] == [None] * number
+        for number in range(8):
+            with store.transaction():
+                gone += [call(store.group(f"{number}/{i}")) for i in range(4)]
+        assert sum(one() is not None for one in gone) <= 8
 
 
 def test_modules_that_are_equal_are_not_the_same(tmp_path: Path) -> None:
@@ -452,3 +457,50 @@ def test_another_name_has_the_last_state(verb: str, inside: bool, kept: bool, tm
             assert store["best/training/also/counter"] == {"number": 3}
             assert store["best/training/also/_extra_state"] == {"extra": 1}
             assert store["best/optimizer/weight/step"] == 1
+
+
+class Bundle(nn.Module):
+    """A container with the extra state of its parts."""
+
+    def __init__(self, net: Net) -> None:
+        super().__init__()
+        self.net = net
+
+    def get_extra_state(self) -> Any:
+        return self.net.calls
+
+    def set_extra_state(self, state: Any) -> None:
+        self.net.calls = state
+
+
+def test_the_extra_state_of_a_container_that_is_gone(tmp_path: Path) -> None:
+    net = Net()
+    with pmstore.open(tmp_path / "a.pm") as store:
+        persist(Bundle(net), None, store)
+        for calls in range(1, 4):
+            net(torch.ones(1, 4))
+            store.commit()
+            assert store["training/also/_extra_state"] == store["training/also/net._extra_state"] == {"extra": calls}
+
+
+def test_an_interrupt_while_garbage_is_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store keeps what it kept."""
+
+    def interrupt(*_: int) -> None:
+        raise KeyboardInterrupt
+
+    def call(store: pmstore.Store) -> None:
+        nets = Counter(), nn.Linear(4, 1), nn.Linear(4, 1)
+        for number, net in enumerate(nets[1:]):
+            persist(net, None, store.group(f"{number}"), also={"counter": nets[0]})
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(gc, "collect", interrupt)
+            others = [nn.Linear(4, 1) for _ in range(9)]
+            for number, net in enumerate(others):
+                persist(net, None, store.group(f"other/{number}"))
+        nets[0].number = 5
+
+    with pmstore.open(tmp_path / "a.pm") as store:
+        call(store)
+        store.commit()
+        assert store["0/training/also/counter"] == store["1/training/also/counter"] == {"number": 5}

@@ -90,6 +90,112 @@ def test_a_commit_in_a_step_that_fails(tmp_path: Path) -> None:
         assert (store["optimizer/weight/momentum"] == 6).all()  # it lies in the store
 
 
+class Twice(torch.optim.SGD):
+    """It keeps the momentum before, and its step calls another one."""
+
+    between: Any = staticmethod(lambda: None)
+
+    def step(self, closure: Any = None) -> None:
+        (group,) = self.param_groups
+        states = [self.state[parameter] for parameter in group["params"]]
+        before = [state.get("now", torch.zeros(1)) for state in states]
+        for state, parameter in zip(states, group["params"]):
+            if "now" in state:
+                state["before"] = state["now"]
+            state["now"] = parameter.grad.clone()
+        super().step()
+        self.between()
+        for state, parameter, last in zip(states, group["params"], before):
+            parameter.data.sub_(0.01 * last + 0.01 * state.get("before", last))
+
+
+def test_tensors_that_change_their_names(tmp_path: Path) -> None:
+    """A step in which a commit comes still has those of the names before."""
+    states = []
+    for persisted in (False, True):
+        torch.manual_seed(0)
+        net = nn.Linear(4, 1)
+        optimizer = Twice(net.parameters(), 0.01)
+        with pmstore.open(tmp_path / "a.pm") as store:
+            if persisted:
+                persist(net, optimizer, store)
+            for number in range(6):
+                optimizer.between = store.commit if number % 2 else lambda: None
+                train(net, optimizer, number)
+                if number % 3 == 2:
+                    store.commit()
+            if persisted:
+                store.commit()
+                state = optimizer.state[net.weight]
+                assert (store["optimizer/weight/before"] == state["before"].numpy()).all()
+        states.append(net.state_dict())
+    assert equal(*states)
+
+
+class Scaled(nn.Linear):
+    """It replaces a buffer that the backward pass needs, and changes the new one."""
+
+    between: Any = staticmethod(lambda: None)
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.register_buffer("scale", torch.ones(4))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = super().forward(x) * self.scale
+        scale = self.scale = 0.5 * self.scale
+        self.between()
+        scale += 0.1 * x
+        return y
+
+
+@pytest.mark.parametrize("where", ["forward", "backward", "rollback"])
+def test_a_commit_while_a_buffer_is_in_use(where: str, tmp_path: Path) -> None:
+    states = []
+    for persisted in (False, True):
+        torch.manual_seed(0)
+        net = Scaled()
+        optimizer = torch.optim.SGD(net.parameters(), 0.01)
+        with pmstore.open(tmp_path / "a.pm") as store:
+            if persisted:
+                persist(net, optimizer, store)
+            net.between = store.commit if where == "forward" else lambda: None
+            for number in range(1, 7):
+                optimizer.zero_grad()
+                loss = net(torch.full((4,), float(number))).pow(2).sum()
+                if where == "backward":
+                    store.commit()
+                loss.backward()
+                optimizer.step()
+                if number % 2:
+                    store.commit()
+                    assert not persisted or (store["module/scale"] == net.scale.numpy()).all()
+                    if where == "rollback" and persisted:
+                        net.scale = torch.zeros(4)
+                        net.scale = net.scale + number
+                        store.rollback()
+                        net.scale.add_(number)
+                        store.rollback()
+        states.append(net.state_dict())
+    assert equal(*states)
+
+
+def test_buffers_that_change_places(tmp_path: Path) -> None:
+    net = nn.Module()
+    for name in ("one", "other"):
+        net.register_buffer(name, torch.zeros(3))
+    first = net.one
+    with pmstore.open(tmp_path / "a.pm") as store:
+        persist(net, None, store)
+        for number in range(1, 8):
+            net.one, net.other = net.other, net.one
+            if number == 5:
+                net.one = first
+            net.one += number
+            store.commit()
+            assert (store["module/one"] == net.one.numpy()).all() and (store["module/other"] == net.other.numpy()).all()
+
+
 @pytest.fixture
 def committing() -> Iterator[list[pmstore.Store]]:
     """The handler of SIGUSR1 commits these stores."""

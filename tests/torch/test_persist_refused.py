@@ -259,7 +259,7 @@ def test_tied_buffers_that_part(store: pmstore.Store, many: int) -> None:
     for part in net:
         part.mean = 0.5 * part.mean + 1
     store.commit()
-    assert store["module/0.mean"].tolist() == [1, 1] and net[1].mean is net[0].mean
+    assert store["module/0.mean"].tolist() == [1, 1]
     for number, part in enumerate(net[:many]):
         part.mean = part.mean + number + 1
     with pytest.raises(pmstore.DetachedError, match="'0.mean' and '1.mean' of the module were one tensor at persist"):
@@ -288,5 +288,5 @@ def test_names_that_are_gone_in_the_store(store: pmstore.Store, change: Any) -> 
     step(module, optimizer, 0)
     store.commit()
     assert contents(module, optimizer) == trained("Adam", 1)
-    for name, array in store.group("module").items():
-        assert module.state_dict()[name].data_ptr() == array.ctypes.data
+    for name, parameter in module.named_parameters():
+        assert parameter.data_ptr() == store.group("module")[name].ctypes.data

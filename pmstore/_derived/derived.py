@@ -261,9 +261,9 @@ class Derived:
         arrays = self._arrays
         inputs = [source.value(self._name, arrays, digests, depth) for source in self._inputs]
         arguments = {name: source.value(self._name, arrays, digests, depth) for name, source in self._arguments.items()}
-        self._computing = True
         start = time.perf_counter()
         try:
+            self._computing = True
             value = self._function(*inputs, **arguments)
         except Exception as error:
             raise DerivedArrayError(

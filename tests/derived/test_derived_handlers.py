@@ -1,5 +1,5 @@
-"""Signal handlers that commit, roll back or delete, in the middle of a change of a derived array: they run before or
-after it (I16, I41)."""
+"""Signal handlers in the middle of a change of a derived array: they commit, roll back, delete or raise, and run before
+or after it (I16, I41)."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 
 import pmstore
 from tests.store.test_interrupts import signal_at
+from tests.support.interrupting import signalled_at
 
 pytestmark = pytest.mark.parametrize("medium", ["memory"], indirect=True)
 
@@ -86,4 +87,18 @@ def test_a_value_is_never_kept_for_other_inputs(open_store: Any, change: str, ha
         store.commit()
         require_true_values(store.path)
         number += 1 + number // 12
+    assert number > 5
+
+
+def test_an_interrupted_reading_can_be_repeated(store: Any) -> None:
+    store["x"] = np.zeros(3)
+    sums, number = store.derive("sums", running, "x", policy="recompute"), 1
+
+    def read() -> object:
+        store["x"][0] = number
+        return sums.value
+
+    while signalled_at(number, read):
+        assert read()[0] == number  # type: ignore[index]
+        number += 1
     assert number > 5

@@ -288,11 +288,15 @@ void pm_source_end(pm_source *source)
 static pm_status read_log(pm_source *source, uint64_t to)
 {
     const pm_header *header = &source->store.log.header;
-    if (to <= source->read_to) return PM_OK;
-    if (to < source->read_to + source->ahead) to = source->read_to + source->ahead;
+    const uint64_t from = source->read_to, place = header->log_offset + from, needed = to;
+    if (to <= from) return PM_OK;
+    if (to < from + source->ahead) to = from + source->ahead;
     if (source->ahead < AHEAD_MOST) source->ahead *= 2;
     if (to > header->log_size) to = header->log_size;
-    PM_TRY(pm_source_read(source, header->log_offset + source->read_to, to - source->read_to, "the log"));
+    pm_status status = pm_source_read(source, place, to - from, "the log");
+    /* The bad block may be behind the last record. */
+    if (status == PM_UNREADABLE && to > needed) status = pm_source_read(source, place, (to = needed) - from, "the log");
+    PM_TRY(status);
     source->read_to = to;
     return PM_OK;
 }

@@ -11,7 +11,7 @@ import pmstore
 from tests.conftest import Medium
 from tests.core.test_unreadable import disk, in_child, refused  # noqa: F401
 from tests.support.bad_disk import BadDisk
-from tests.support.images import HEADER, PAGE, REGION
+from tests.support.images import HEADER, PAGE, REGION, Image
 from tests.support.logs import Forged, Record, extent, flip, marker, run
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -66,5 +66,28 @@ def test_D6_without_the_marker_a_torn_record_ends_the_log(disk: BadDisk) -> None
         for mode in ("r", "r+"):
             with pmstore.open(disk.mount / "forged.pm", mode, media="file", exclusive=True) as store:  # type: ignore
                 assert store.sequence == 0
+
+    in_child(use)
+
+
+def test_a_reader_needs_the_log_of_a_living_store_up_to_its_last_record(disk: BadDisk) -> None:  # noqa: F811
+    """It reads ahead, by more and more."""
+    pmstore.open(disk.behind / "s.pm", "x", media="file").close()
+    path, first = disk.mount / "s.pm", Image(disk.behind / "s.pm").log_offset // PAGE
+
+    def use() -> None:
+        with pmstore.open(path, "r+", media="file") as store:
+            for i in range(8):
+                disk.spoil("s.pm")
+                store["n"] = i
+                store.commit()
+                end = first + store.stats().log_used // PAGE
+                disk.spoil("s.pm", *range(end, end + 64))
+                with pmstore.open(path, "r") as reader:
+                    assert reader["n"] == i
+            for page in (first, end - 1):
+                disk.spoil("s.pm", page)
+                refused(lambda: pmstore.open(path, "r"), "cannot read the log", f"offset {page * PAGE} ")
+            disk.spoil("s.pm")
 
     in_child(use)

@@ -376,8 +376,7 @@ pm_status pm_catalog_delete(pm_region *region, pm_key key)
     }
     /* A root with one child is replaced by it; a root that has lost everything becomes an empty leaf. */
     pm_status status;
-    pm_root *root = pm_heap_root(region, &status);
-    PM_TRY(status);
+    pm_root *root = pm_heap_root(region, &status); /* which `descend` has read */
     for (pm_node *top = path.nodes[0]; top->head.level && !top->count;) {
         uint64_t child = top->first_child;
         if (!child) {

@@ -238,8 +238,8 @@ def held() -> tuple[int, int, int]:
     gc.collect()
     while len(os.listdir("/proc/self/task")) > 1:
         os.sched_yield()
-    maps = [line.split() for line in Path("/proc/self/maps").read_text().splitlines()]
-    files = sum(line[-1].startswith("/") and ".so" not in line[-1] for line in maps)
+    maps = [line.partition("/")[2] for line in Path("/proc/self/maps").read_text().splitlines()]
+    files = sum(name != "" and ".so" not in name for name in maps)  # also of files in memory
     return blocks_held(), files, len(os.listdir("/proc/self/fd"))
 
 

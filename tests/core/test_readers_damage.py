@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import os
 import struct
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ import pytest
 
 import pmstore
 from pmstore._core import ffi, lib
+from pmstore._snapshot import Reader
 from tests.conftest import Medium, run_in_fork
 from tests.core.test_readers import BEGUN_BYTE, WRITER_BYTE
 from tests.support import shim as shims
@@ -411,3 +413,23 @@ def read_impossible_nodes(directory: str) -> None:
 @pytest.mark.no_sanitizer  # which is preloaded too
 def test_a_node_whose_cells_lie_behind_the_region(tmp_path: Path, fault_library: Path) -> None:
     shims.call(fault_library, read_impossible_nodes, tmp_path)
+
+
+def test_a_file_that_is_cut_short_for_a_moment_is_read_again(tmp_path: Path) -> None:
+    """It is not said to be none of a store, although nothing of its header was there."""
+    path = tmp_path / "store.pm"
+    with pmstore.open(path, "x") as store:
+        store["n"] = 1
+    contents = path.read_bytes()
+    reads = itertools.count(1)
+
+    def cut() -> None:
+        number = next(reads)
+        if number == 1:
+            os.truncate(path, 0)
+        elif number == 4:  # both copies, then each alone
+            path.write_bytes(contents)
+
+    with open(path, "rb") as file, before_each_read(cut):
+        Reader(file.fileno()).take()
+    assert next(reads) > 4

@@ -6,12 +6,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import pmstore
 from pmstore._core import Core
+from tests.support.images import REGION, SLAB, Image
 from tests.support.places import offset_of
 
 PAGE, LINE = 4096, 64
@@ -169,3 +171,33 @@ def test_a_slab_that_goes_leaves_its_list_whole(open_store: Callable[..., pmstor
         store.commit()
         assert store.stats().region_used == used - 2 * PAGE and store.check().ok
         assert (store["another page"] == 1).all()
+
+
+@pytest.mark.parametrize(("field", "value", "form"), [(20, len(CLASSES), "I"), (24, 1 << 40, "Q")])
+def test_a_slab_with_more_blocks_than_fit_is_damaged(tmp_path: Path, field: int, value: int, form: str) -> None:
+    """Its checksum is right. Its blocks have no size that there is, or one is used that it has not."""
+    path = tmp_path / "store.pm"
+    with pmstore.open(path, "x") as store:
+        store["small"] = np.arange(9.0)
+    image = Image(path)
+    (slab,) = image.pages(SLAB)
+    image.put(slab, field, value | (image.get(slab, field) if form == "Q" else 0), form)
+    image.save()
+    with pmstore.open(path, "r+") as store:
+        for use in (lambda: store["small"], lambda: store.update(other=np.arange(9.0))):
+            with pytest.raises(pmstore.CorruptStoreError, match=f"the slab at region offset {slab} is damaged"):
+                use()
+
+
+def test_a_root_that_somebody_damages_beside_a_store(tmp_path: Path) -> None:
+    """A rollback takes it from the file again. It names the first slab of each size, which a new block needs."""
+    store = pmstore.open(tmp_path / "store.pm", "x")
+    core: Core = store._catalog.core
+    core.alloc(16)
+    with open(store.path, "r+b") as file:
+        file.seek(REGION + 24)
+        file.write(bytes(8))
+    core.rollback()
+    with pytest.raises(pmstore.CorruptStoreError, match="the metadata page at region offset 0 is damaged"):
+        core.alloc(16)
+    store._drop(discard=True)

@@ -312,6 +312,7 @@ def test_a_commit_that_fails_is_tried_again_with_what_is_there_then(medium):
         y[:300_000] = np.random.default_rng(1).random(300_000)  # not most of it: it would get a second slot
         with pytest.raises(pmstore.OutOfSpaceError):
             store.commit()
+        assert store.check().ok, "the last commit gave none a second slot"
         x[7] = -5
         z[:] = 2
         z[3] = 9

@@ -122,6 +122,19 @@ def test_the_last_page_is_joined_with_the_one_before(open_store):
     assert store.stats().region_used == used
 
 
+def test_half_full_pages_are_not_joined(open_store):
+    """They would be divided again soon, where one name comes and goes."""
+    store = open_store()
+    names = [f"{i:02}" + "x" * 100 for i in range(80)]
+    filled(store, names[::-1], b"")  # which leaves half of each page free
+    used = store.stats().region_used
+    for name in names[1:-1:5]:
+        del store[name]
+        assert store.stats().region_used == used
+        store[name] = b""
+        assert store.stats().region_used == used
+
+
 def test_a_division_takes_all_its_pages_or_none(open_store):
     """It needs a page for each level of the tree that is full, and one for a new root."""
     store = open_store(max_size=1 << 20)

@@ -17,6 +17,7 @@ import pmstore
 from pmstore._core import Core, lib
 from pmstore._snapshot import Reader, Waiter
 from pmstore._trace import Trace
+from tests.core.test_slots import make_double_buffered
 from tests.support import shim
 from tests.support.shim import variable
 
@@ -195,6 +196,19 @@ def readers(directory: str) -> None:
     writer.store.close()
 
 
+def whole_arrays(directory: str) -> None:
+    """A reader asks for no pause because of commits before it came, which wrote an array whole, one after another."""
+    path = Path(directory) / "s.pm"
+    writer = Writer(path, 10**15)
+    make_double_buffered(writer.store, commits=9)
+    fd = os.open(path, os.O_RDONLY)
+    before = writer.naps.value
+    Reader(fd).take()
+    assert writer.naps.value == before
+    os.close(fd)
+    writer.store.close()
+
+
 def waits(directory: str) -> None:
     """How long a reader waits for a commit."""
     path = Path(directory) / "s.pm"
@@ -235,6 +249,6 @@ def ends(directory: str) -> None:
 
 
 @pytest.mark.no_sanitizer  # which is preloaded, as the shim is
-@pytest.mark.parametrize("case", [requests, other_locks, threads, readers, waits, ends])
+@pytest.mark.parametrize("case", [requests, other_locks, threads, readers, whole_arrays, waits, ends])
 def test_I21_pauses_for_readers(case: Callable[[str], None], directory: Path, fault_library: Path) -> None:
     shim.call(fault_library, case, directory)

@@ -280,6 +280,34 @@ def test_D7_a_sync_that_fails_after_a_small_commit_is_reported(tmp_path: Path) -
     raise AssertionError(f"only {errors} told of it")
 
 
+def test_D7_a_sync_that_fails_in_a_rollback_is_reported_when_the_store_is_closed(tmp_path: Path) -> None:
+    """The rollback itself succeeds: the committed image has the last commit."""
+    in_rollback = 0
+    for seed in range(3, 18):  # which call makes the sync is the schedule's choice
+        with Recorder(tmp_path / f"{seed}.pm", "file", seed) as recorder:
+            trace = recorder.trace
+            trace.sync_ranges(True)
+            store = pmstore.open(tmp_path / f"{seed}.pm")
+            w = sparse(store)
+            for value in range(3):  # the third commit begins to send the committed image to the disk
+                few(w, value)
+                if value < 2:
+                    store.commit()
+            trace.fail(lib.PM_OPERATION_SYNC, 3, errno.EIO)
+            with contextlib.suppress(pmstore.StoreIOError):
+                store.commit()
+            earlier = trace.operations()[1]
+            store.rollback()
+            later = trace.operations()[1]
+            if earlier:
+                store._drop(discard=True)
+            else:
+                with pytest.raises(pmstore.FailedStoreError):
+                    store._drop()
+            in_rollback += later - earlier
+    assert in_rollback
+
+
 def test_D7_a_store_that_has_failed_writes_nothing_more(tmp_path: Path) -> None:
     """Neither what a failed commit left to be done, such as the checkpoint after one that fits no log, nor a sync."""
     broken = 0

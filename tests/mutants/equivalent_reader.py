@@ -172,4 +172,42 @@ OF_READER = [
         "locked <= 0",
         "lock_pages",
     ),
+    Equivalent(
+        "csrc/reader/pages.c",
+        "unsigned passes = 0;",
+        "A reader asks for a pause, or gives up after five seconds, one pass sooner: only times differ.",
+        "(0 + 1)",
+        "advance",
+    ),
+    Equivalent(
+        "csrc/reader/pages.c",
+        "for (uint64_t page = first; page < end; page++) pm_page_hashes_remove(&t->tables, page);",
+        "A pass follows each new record, and hashes the page again: its bytes are those that it had.",
+        "page <= end",
+        "note_changed",
+    ),
+    Equivalent(
+        "csrc/reader/snapshot.c",
+        "bool equal, fits = false;",
+        "It is looked at only behind copy_part, which sets it.",
+        "true",
+    ),
+    Equivalent(
+        "csrc/reader/snapshot.c",
+        "if (before < behind) first--;",
+        "Both ranges are as near: as many pages that nothing maps are locked.",
+        "before <= behind",
+    ),
+    Equivalent(
+        "csrc/reader/source.c",
+        "*source = (pm_source){.fd = fd, .copy = -1, .written = is_written(fd)};",
+        "Any negative number means that there is no file.",
+        "-(1 + 1)",
+    ),
+    Equivalent(
+        "csrc/reader/source.c",
+        "if (second != PM_OK) memset(pages + PM_PAGE, 0, PM_PAGE);",
+        "Ones in all bytes are no valid copy either.",
+        "(0 + 1)",
+    ),
 ]

@@ -336,4 +336,36 @@ OF_SPACE = [
         "ends one page later.",
         "(1 - 1)",
     ),
+    Equivalent(
+        "csrc/space/catalog.c",
+        "else if (how->by < 0 && leaf && number >= least && number < how->from) valid = false;",
+        "Without a shift `least` is the first number that changes: none is both as large and smaller.",
+        "how->by < (0 + 1)",
+        "check_shift",
+    ),
+    Equivalent(
+        "csrc/space/heap.c",
+        "for (const uint64_t *word = map->words + page % PM_MAP_PAGES / 32; page + 32 < end; page += 32, word++)",
+        "A last word without a free page is skipped here instead of by the caller, to the same place.",
+        "page + (32 - 1) < end",
+        "skip_full",
+    ),
+    Equivalent(
+        "csrc/space/region.c",
+        "for (buffer->reach = 0; at < region->buffer_count; at++) {",
+        "No buffer ends in the first page, the root's: the loop sets a larger one.",
+        "(0 + 1)",
+    ),
+    Equivalent(
+        "csrc/space/region.c",
+        "size_t room = region->buffer_room ? 2 * region->buffer_room : 64;",
+        "How many buffers fit before more room is asked for: one fewer.",
+        "(64 - 1)",
+    ),
+    Equivalent(
+        "csrc/space/region_read.c",
+        "bool ask = media->may_be_bad && !media->lent;",
+        "On memory, and in the image that a trace lends, no page is bad, which is all that asking tells.",
+        "media->may_be_bad || !media->lent",
+    ),
 ]

@@ -20,6 +20,7 @@ import pmstore
 from pmstore._core import hash64
 from pmstore.testing._store.recording import Recorder
 from tests.conftest import LONGER, MEMORY
+from tests.core.test_trackers import committed
 from tests.support import shim as shims
 from tests.support.images import DIRECT, HEADER, LOGGED, OVERFLOW, PAGE, REGION, Image, body_hash, item, keyed_checksum
 from tests.support.places import offset_of
@@ -408,6 +409,45 @@ def refused_to_many(folder: str) -> None:
 
 def test_a_small_commit_after_a_large_one_that_lacked_memory(fault_library: Path, directory: Path) -> None:
     shims.call(fault_library, refused_to_many, directory)
+
+
+def refused_to_late_syncs(folder: str) -> None:
+    path = Path(folder) / "late.pm"
+    pmstore.open(path, "x", media="file").close()
+    for at in each_request(4):
+        begin_memory(ONCE, at)
+        with contextlib.suppress(pmstore.OutOfMemoryError):
+            store = pmstore.open(path, "r+", media="file", durability="async", sync_interval=float("inf"))
+            shims.end()
+            store["n"] = at
+            store.commit()
+            assert store.stats().durable_sequence < store.sequence, at
+            store.close()
+        shims.end()
+
+
+def test_a_store_that_lacks_memory_for_late_syncs_is_not_opened(fault_library: Path, directory: Path) -> None:
+    shims.call(fault_library, refused_to_late_syncs, directory)
+
+
+def refused_to_two_threads(folder: str) -> None:
+    """Two threads compare an array of so many pages, most of which have changed."""
+    os.environ["PMSTORE_TRACKER"] = "compare"
+    with pmstore.open(Path(folder) / "store.pm", "x", media="file") as store:
+        w = store.create_array("w", (1500, PAGE // 8))
+        store.commit()
+        for at in each_request(1):
+            w[::2, 0] = at
+            begin_memory(ONCE, at)
+            with contextlib.suppress(pmstore.OutOfMemoryError):
+                store.commit()
+            shims.end()
+            store.commit()
+            np.testing.assert_array_equal(committed(store)["w"], w, str(at))
+
+
+def test_a_comparison_by_two_threads_that_lacks_memory_changes_nothing(fault_library: Path, directory: Path) -> None:
+    shims.call(fault_library, refused_to_two_threads, directory)
 
 
 def refused_to_a_mark(folder: str) -> None:

@@ -8,6 +8,7 @@ import itertools
 import os
 import struct
 from collections.abc import Callable, Iterator
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from pmstore._snapshot import Reader
 from tests.conftest import Medium, run_in_fork
 from tests.core.test_readers import BEGUN_BYTE, WRITER_BYTE
 from tests.support import shim as shims
-from tests.support.images import MAP, PAGE, REGION, Image
+from tests.support.images import MAP, MAP_LIST, NODE, PAGE, REGION, ROOT, Image
 from tests.support.logs import Record, extent, run, write_log
 from tests.support.shim import variable
 
@@ -69,6 +70,27 @@ def test_I19_a_durable_marker_that_is_read_while_it_is_written(store: pmstore.St
         with before_each_read(lambda: os.pwrite(fd, next(contents, whole), MARKER)):
             assert reader.wait(timeout=0) == (store.sequence, "commit")
         os.close(fd)
+
+
+@pytest.mark.parametrize("kind", [ROOT, MAP_LIST, MAP, NODE])
+def test_metadata_that_are_read_while_they_are_written(tmp_path: Path, kind: int) -> None:
+    """The reader copies a page that lacks its second half, and finds all of it when it looks again."""
+    path = tmp_path / "store.pm"
+    with pmstore.open(path, "x", media="file") as store:
+        store["a"], store["n"] = np.arange(20_000), 1
+    image = Image(path)
+    page = REGION + next(image.pages(kind))
+    whole = bytes(image.bytes[page : page + PAGE])
+    torn = whole[:32] + bytes(PAGE - 32)
+    with path.open("r+b") as file:
+        for read in range(40):
+            pages = chain([whole] * read, [torn], repeat(whole))
+            with before_each_read(lambda pages=pages: os.pwrite(file.fileno(), next(pages), page)):  # type: ignore
+                with pmstore.open(path, "r") as reader:
+                    assert reader["n"] == 1 and (reader["a"] == np.arange(20_000)).all(), read
+            if next(pages) is torn:
+                break
+        assert 3 < read < 39
 
 
 def look_at_everything(path: str) -> None:

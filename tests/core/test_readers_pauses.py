@@ -17,6 +17,9 @@ import pmstore
 from pmstore._core import Core, lib
 from pmstore._snapshot import Reader, Waiter
 from pmstore._trace import Trace
+from tests.conftest import Medium
+from tests.core.test_readers import is_locked
+from tests.core.test_readers_damage import before_each_read
 from tests.core.test_slots import make_double_buffered
 from tests.support import shim
 from tests.support.shim import variable
@@ -207,6 +210,29 @@ def whole_arrays(directory: str) -> None:
     assert writer.naps.value == before
     os.close(fd)
     writer.store.close()
+
+
+def test_I21_a_reader_asks_no_longer_than_for_its_snapshot(medium: Medium) -> None:
+    """The reader holds a request only until it is released: its later snapshots ask for themselves."""
+    with pmstore.open(medium.directory / "store.pm", "x") as store:
+        a = store.create_array("a", 200_000, "i8")
+        for _ in range(5):  # it has two slots
+            a += 1
+            store.commit()
+        with open(store.path, "rb") as file, open(store.path, "rb") as look:
+            reader, asked = Reader(file.fileno()), []
+
+            def commit() -> None:
+                asked.append(is_locked(look.fileno(), ASKING_BYTES, 1 << 59))
+                if len(asked) < 30:
+                    a[:] += 1
+                    store.commit()
+
+            lib.pm_reader_hold(reader._reader, False)
+            lib.pm_reader_release(reader._reader)
+            with before_each_read(commit):
+                reader.take()
+            assert any(asked) and not is_locked(look.fileno(), ASKING_BYTES, 1 << 59)
 
 
 def waits(directory: str) -> None:

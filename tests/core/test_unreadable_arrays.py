@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from pathlib import Path
@@ -10,10 +11,12 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore._snapshot import Reader
 from tests.core.test_forks import ended_children
 from tests.core.test_unreadable import LARGE, PAGE, REGION, disk, in_child, page_of, refused, spoiled  # noqa: F401
+from tests.support import shim
 from tests.support.bad_disk import BadDisk
-from tests.support.places import entry_of
+from tests.support.places import entry_of, offset_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
@@ -65,13 +68,15 @@ def test_an_array_with_a_bad_block_outlives_its_store(disk: BadDisk) -> None:  #
     in_child(use)
 
 
-@pytest.mark.parametrize("tail", [8, PAGE // 2, PAGE - 8])
-def test_hashes_that_begin_inside_a_bad_block(disk: BadDisk, tail: int) -> None:  # noqa: F811
-    """Hashes stand behind the last bytes of their array."""
+@pytest.mark.parametrize("length", [LARGE + 8, LARGE + PAGE // 2, LARGE + PAGE - 8, 63 * PAGE + 8, 64 * PAGE])
+def test_hashes_that_begin_inside_a_bad_block(disk: BadDisk, length: int) -> None:  # noqa: F811
+    """Hashes stand behind the last bytes of their array, and are read first by a commit. Those of an array of fewer
+    than 64 pages are read before.
+    """
     with pmstore.open(disk.behind / "store.pm", "x", media="file") as store:
-        store["x"] = np.ones((LARGE + tail) // 8)
+        store["x"] = np.ones(length // 8)
         store.commit()
-        bad = page_of(store, "x", LARGE)
+        bad = page_of(store, "x", length)
     disk.spoil("store.pm", bad)
 
     def use() -> None:
@@ -245,6 +250,23 @@ def test_a_commit_of_declared_pages_touches_no_bad_block(disk: BadDisk, declared
         assert store["x"][0] == 10 and not store["x"][1:].any()
 
 
+def not_mapped(directory: str) -> None:
+    """Run in a child with the shim: the kernel can read a page, and not map it, as one that memory has lost."""
+    path = Path(directory) / "store.pm"
+    page_of_x(path, 1)
+    with pmstore.open(path, "r+", media="file") as store:
+        store["x"][0] = 1
+        shim.variable("fault_populate").value = errno.EFAULT
+        refused(lambda: store.release("x"), "cannot read contents", "Input/output error")
+        shim.variable("fault_populate").value = 0
+        store.release("x")
+
+
+@pytest.mark.no_sanitizer  # which is preloaded too
+def test_a_page_that_can_be_read_and_not_mapped(tmp_path: Path, fault_library: Path) -> None:
+    shim.call(fault_library, not_mapped, tmp_path)
+
+
 def test_debugging_touches_no_bad_block(disk: BadDisk, monkeypatch: pytest.MonkeyPatch) -> None:  # noqa: F811
     """What the disk can't read has no change that was not declared. One that is behind it is found."""
     disk.spoil("store.pm", page_of_x(disk.behind / "store.pm", 1))
@@ -310,6 +332,34 @@ def test_a_reader_reads_what_other_pages_of_the_table_have_hashes_of(disk: BadDi
                     assert np.array_equal(reader.read(("x", part)), np.arange(part.start, part.stop))
                 else:
                     refused(lambda part=part: reader.read(("x", part)), f"offset {(table + 1) * PAGE} ")
+        os._exit(0)
+
+    in_child(use)
+
+
+def test_a_reader_of_more_tables_than_are_read_at_once(disk: BadDisk) -> None:  # noqa: F811
+    """It reads up to 1024 pages of tables before it looks at the log again. Each array's hashes are in two pages. Of
+    every third array one of them can't be read, which takes no other array its hashes.
+    """
+    count, length = 1500, 3 * PAGE - 8
+    with pmstore.open(disk.behind / "store.pm", "x", media="file") as store:
+        for i in range(count):
+            store[f"{i}"] = np.full(length // 8, i)
+        store.commit()
+        bad = {i: page_of(store, f"{i}", 3 * PAGE) for i in range(1, count, 3)}
+        places = {i: offset_of(store, f"{i}") for i in range(count)}
+    disk.spoil("store.pm", *bad.values())
+
+    def use() -> None:
+        with open(disk.mount / "store.pm", "rb") as file:
+            snapshot = Reader(file.fileno()).take()
+        unknown = []
+        for i, place in places.items():
+            try:
+                snapshot.digest(place, length)
+            except pmstore.StoreIOError:
+                unknown.append(i)
+        assert unknown == [*bad]
         os._exit(0)
 
     in_child(use)

@@ -374,6 +374,28 @@ def test_dropped_pages_of_an_array_that_changes_as_a_whole(open_store: Open) -> 
 
 @pytest.mark.long
 @pytest.mark.usefixtures("tracker")
+def locked_bytes() -> int:
+    status = Path("/proc/self/status").read_text(encoding="utf-8")
+    return 1024 * int(status.partition("VmLck:")[2].split()[0])
+
+
+@pytest.mark.skipif(tuple(map(int, os.uname().release.split(".")[:2])) < (5, 18), reason="before, it is unlocked")
+def test_dropped_pages_stay_locked(open_store: Open) -> None:
+    store = open_store()
+    w = store.create_array("w", (300, 512))
+    store.commit()
+    at, length = ctypes.c_void_p(address_of(w)), ctypes.c_size_t(w.nbytes)
+    if LIBC.mlock(at, length):
+        pytest.skip(f"no mlock: {os.strerror(ctypes.get_errno())}")
+    before = locked_bytes()
+    for drop in (store.rollback, lambda: (store.commit(), store.release())):
+        w[::3] += 1
+        drop()
+        assert locked_bytes() == before > 0
+    assert (w[::3] == 1).all() and not w[1::3].any()
+    LIBC.munlock(at, length)
+
+
 def test_protection_by_the_program(open_store: Open) -> None:
     """mprotect splits the mapping, and joins it again."""
     store = open_store()

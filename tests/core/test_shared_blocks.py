@@ -508,3 +508,21 @@ def test_a_copy_with_holes_that_is_longer_than_its_store(medium: Medium) -> None
     with pmstore.open(copy, "r+", media=medium.name) as store:
         assert os.stat(copy).st_blocks * 512 >= 2 * len(data)
         assert store.stats().file_size == len(data)
+
+
+def longer_than_its_store(folder: str, media: Any) -> None:
+    """Run in a child with the shim. The file ends with a hole, and the file system reserves no space."""
+    path, copy = Path(folder) / "whole.pm", Path(folder) / "copy.pm"
+    with pmstore.open(path, "x", media=media) as store:
+        store["a"] = np.arange(5000)
+    sparse(copy, path.read_bytes())
+    os.truncate(copy, 2 * path.stat().st_size)
+    begin(shims.FALLOCATE, FROM_THEN, errno.EOPNOTSUPP, 1)
+    with pmstore.open(copy, "r+", media=media) as store:
+        assert (store["a"] == np.arange(5000)).all()
+    assert shims.hits()
+
+
+@pytest.mark.no_sanitizer  # which is preloaded too
+def test_holes_behind_the_store_where_no_space_is_reserved(medium: Medium, fault_library: Path) -> None:
+    shims.call(fault_library, longer_than_its_store, medium.directory, medium.name)

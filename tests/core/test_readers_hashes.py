@@ -18,6 +18,7 @@ from pmstore._snapshot import Reader, Snapshot
 from tests.conftest import Medium
 from tests.core.test_readers import Writer, beside
 from tests.support.crashes import SEED, bulky, record
+from tests.support.images import REGION
 
 LONGER = int(os.environ.get("PMSTORE_LONGER", "1"))
 
@@ -221,3 +222,18 @@ def test_a_store_of_more_tables_than_are_read_at_once(medium: Medium) -> None:
         store.update(arrays)
     with pmstore.open(medium.directory / "store.pm", "r") as store:
         assert all(np.array_equal(store[name], array) for name, array in arrays.items())
+
+
+def test_a_page_of_a_table_whose_own_hash_is_0(tmp_path: Path) -> None:
+    """It is one that could be read. The last of 513 hashes is alone in its page."""
+    nothing = bytes.fromhex("42d568e138d727ff")
+    assert lib.pm_hash64(ffi.from_buffer(nothing), 8, 0) == 0
+    path = tmp_path / "s.pm"
+    with pmstore.open(path, "x", media="file") as store:
+        store["a"] = np.arange(513 * BLOCK, dtype="u1")
+    with path.open("r+b") as file:
+        reader = Reader(file.fileno())
+        offset, length = place(reader.take(), "a")
+        os.pwrite(file.fileno(), nothing, REGION + offset + length + 512 * 8)
+        before = reader.take().digest(offset, length)
+        assert Reader(file.fileno()).take().digest(offset, length) != before

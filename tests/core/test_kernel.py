@@ -379,6 +379,7 @@ def locked_bytes() -> int:
     return 1024 * int(status.partition("VmLck:")[2].split()[0])
 
 
+@pytest.mark.no_sanitizer  # which locks no memory
 @pytest.mark.skipif(tuple(map(int, os.uname().release.split(".")[:2])) < (5, 18), reason="before, it is unlocked")
 def test_dropped_pages_stay_locked(open_store: Open) -> None:
     store = open_store()

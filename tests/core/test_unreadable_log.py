@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import signal
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import pmstore
 from tests.conftest import Medium
-from tests.core.test_unreadable import disk, in_child, refused  # noqa: F401
+from tests.core.test_unreadable import disk, in_child, page_of, refused  # noqa: F401
+from tests.support import shim
 from tests.support.bad_disk import BadDisk
 from tests.support.images import HEADER, PAGE, REGION, Image
 from tests.support.logs import Forged, Record, extent, flip, marker, run
@@ -91,3 +97,57 @@ def test_a_reader_needs_the_log_of_a_living_store_up_to_its_last_record(disk: Ba
             disk.spoil("s.pm")
 
     in_child(use)
+
+
+def lost_before_a_sync(directory: str) -> None:
+    """Run in a child with the shim. A commit whose changes are listed in free pages is stopped before one of its syncs,
+    while the disk loses the list.
+    """
+    losing = BadDisk(Path(directory))
+    path, name = losing.behind / "store.pm", losing.mount / "store.pm"
+    with pmstore.open(path, "x", media="file") as store:
+        store["x"], store["space"] = np.zeros((250, 512)), np.zeros(200_000)
+        store.commit()
+        free = page_of(store, "space")
+        del store["space"]
+    before, size = path.read_bytes(), path.stat().st_size
+
+    def commit(sync: int) -> None:
+        signal.signal(signal.SIGBUS, signal.SIG_DFL)
+        store = pmstore.open(name, "r+", media="file", durability="async", max_size=size)
+        store["x"] += 1
+        shim.begin(shim.FDATASYNC, shim.STOP, 0, sync)
+        refused(store.commit, "a commit's list of changes", "offset")
+
+    try:
+        ended = []
+        for sync in range(1, 9):
+            path.write_bytes(before)
+            child = os.fork()
+            if not child:
+                with contextlib.suppress(AssertionError, pytest.fail.Exception):
+                    commit(sync)
+                    os._exit(0)
+                os._exit(1)
+            assert os.WIFSTOPPED(os.waitpid(child, os.WUNTRACED)[1])
+            with open(name, "r+b") as file:
+                os.fsync(file.fileno())
+                os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+            losing.spoil("store.pm", *range(free, free + 200))
+            os.kill(child, signal.SIGCONT)
+            ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            losing.spoil("store.pm")
+            if ended[-1] != 1:
+                break
+        assert ended[-1] == 0, ended
+    finally:
+        losing.close()
+
+
+@pytest.mark.no_sanitizer  # which is preloaded too
+def test_D7_a_list_of_changes_is_lost_before_it_is_applied(
+    disk: BadDisk,  # noqa: F811
+    tmp_path_factory: pytest.TempPathFactory,
+    fault_library: Path,
+) -> None:
+    shim.call(fault_library, lost_before_a_sync, tmp_path_factory.mktemp("lost"))

@@ -12,6 +12,7 @@ Views of rows that have moved, because their array grew, are checked at the next
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 import weakref
 from collections import deque
@@ -196,7 +197,6 @@ class LostUpdates:
         Every commit calls this before, and `committed` after. all_of_them: check also values that are not due yet.
         """
         self._commits += 1
-        self.guards.sweep()
         now = [seen for at in list(self._due) if at <= self._commits for seen in self._due.pop(at, ())]
         new = self._unseen[:]
         now += new
@@ -223,6 +223,7 @@ class LostUpdates:
             raise
         changed, moved = self.changed[:], self.moved[:]
         self._told = len(changed), len(moved)
+        self.guards.sweep()  # now that copies without other references are gone
         return changed + [_of_moved(one.name) for one in moved if one.changed()]
 
     def committed(self) -> None:
@@ -294,45 +295,48 @@ class LostUpdates:
 class Guards:
     """Objects in pandas' accounts of arrays, where blocks have gone whose arrays others use (see `frames.guarded`).
 
-    Falsy as long as there are none, and no blocks that one may be placed for.
+    Falsy as long as there are none, and no blocks that one may be placed for. No Python code runs when a block goes:
+    CPython ignores what a handler of a signal raises there.
     """
 
-    __slots__ = ("_placed", "_watched")
+    __slots__ = ("_gone", "_placed", "_watched")
 
     def __init__(self) -> None:
-        self._watched: set[_Watched] = set()  # which tells when its block is gone
-        self._placed: deque[tuple[_Watched, _Guard]] = deque()
+        self._watched: set[_Watched] = set()
+        self._gone: deque[_Gone] = deque()  # of blocks whose guard was placed
+        self._placed: deque[_Watched] = deque()
 
     def __bool__(self) -> bool:
         return bool(self._watched) or bool(self._placed)
 
     def watch(self, block: Any, account: Any, blocks: Callable[[], Collection[Any]]) -> None:
-        """Place a guard when the block is gone, if the account has others then. blocks: those of the frame now, which
-        may be new ones for the same arrays, as after ``del frame["x"]``."""
-        watched = _Watched(block, self._gone)
-        watched.account, watched.blocks = account, blocks
+        """Place a guard when the block is gone. blocks: those of the frame now, which may be new ones for the same
+        arrays, as after ``del frame["x"]``."""
+        guard = _Guard()
+        watched = _Watched(block, operator.methodcaller("place", guard))
+        if watched in self._watched:
+            return
+        gone = _Gone(block, self._gone.append)
+        watched.account, watched.blocks, watched.guard, watched.gone = account, blocks, guard, gone
+        watched.place = account.add_index_reference  # which takes any object
+        gone.watched = watched
         self._watched.add(watched)
-
-    def _gone(self, watched: _Watched) -> None:
-        """pandas' thread calls this, without a lock."""
-        account = watched.account
-        if any(user() is not None for user in account.referenced_blocks):
-            guard = _Guard()
-            account.referenced_blocks.append(weakref.ref(guard))
-            self._placed.append((watched, guard))
-        self._watched.discard(watched)
 
     def sweep(self) -> None:
         """Forget some guards that nobody needs any more: the others are gone, or are the block of the frame itself."""
+        while self._gone:
+            watched = self._gone.popleft().watched
+            self._watched.discard(watched)
+            self._placed.append(watched)
         for _ in range(min(len(self._placed), _LOOKS)):
-            watched, guard = self._placed.popleft()
-            account = watched.account
+            watched = self._placed.popleft()
+            account, guard = watched.account, watched.guard
             users = [user for found in account.referenced_blocks if (user := found()) is not None and user is not guard]
             if len(users) == 1 and any(block is users[0] for block in watched.blocks()):
                 account.referenced_blocks.remove(weakref.ref(guard))
                 self.watch(users[0], account, watched.blocks)
             elif users:
-                self._placed.append((watched, guard))
+                self._placed.append(watched)
 
 
 class _Guard:
@@ -340,10 +344,19 @@ class _Guard:
 
 
 class _Watched(weakref.ref):  # type: ignore[type-arg]
-    __slots__ = ("account", "blocks")
+    __slots__ = ("account", "blocks", "gone", "guard", "place")
 
     account: Any
     blocks: Callable[[], Collection[Any]]
+    gone: _Gone
+    guard: _Guard
+    place: Callable[[Any], None]
+
+
+class _Gone(weakref.ref):  # type: ignore[type-arg]
+    __slots__ = ("watched",)
+
+    watched: _Watched
 
 
 def _entry(key: bytes) -> bytes:

@@ -99,8 +99,9 @@ def guarded(value: Any, guards: Any) -> None:
         return
     given = weakref.ref(value)
     for block in _blocks(value):
-        if hasattr(getattr(block, "refs", None), "referenced_blocks"):
-            guards.watch(block, block.refs, lambda: _blocks(given()))
+        account = getattr(block, "refs", None)
+        if hasattr(account, "referenced_blocks") and hasattr(account, "add_index_reference"):
+            guards.watch(block, account, lambda: _blocks(given()))
 
 
 def _blocks(value: Any) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import pmstore
+from tests.support.interrupting import signalled_at
 
 MADE_OF_A_FRAME = {
     "rename": lambda frame: frame.rename(columns=str.upper),
@@ -89,6 +90,27 @@ def test_what_pandas_makes_of_an_index_is_not_live(open_store: Any, what: str) -
         made[0] = made[1]
     with open_store(mode="r") as store:
         pandas.testing.assert_frame_equal(store["f"], frame, check_freq=True)
+
+
+def test_an_interrupt_while_a_frame_goes(store: Any) -> None:
+    pandas = copies_on_write()
+    frames: list[Any] = []
+
+    def go() -> None:
+        frames.clear()
+        store.commit()
+
+    moment, reached = 0, True
+    while reached:
+        moment += 1
+        store["f"] = pandas.DataFrame({"x": [1.0, 2.0], "y": [3.0, 4.0]})
+        store.commit()
+        frames.append(store["f"])
+        made = frames[0].rename(columns=str.upper)
+        reached = signalled_at(moment, go)
+        made.iloc[0, :] = -1.0
+        assert store["f"]["x"].tolist() == [1.0, 2.0]
+    assert moment > 5
 
 
 def test_a_frame_is_not_kept(store: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import gc
 import operator
 import os
@@ -15,6 +14,7 @@ from typing import Any, Protocol
 from pmstore._catalog.catalog import Catalog
 from pmstore._core import all_ranges
 from pmstore._errors import CorruptStoreError, LostUpdateWarning, TransactionError
+from pmstore._interrupts import later
 from pmstore._locks import Lock, TransactionLock
 from pmstore._store.callers import outside
 from pmstore._store.only import violation
@@ -144,13 +144,19 @@ class Commits:
                 ask(companion)  # which fails again
 
     def settle_before(self) -> None:
-        """Settle before names are copied or renamed, as far as companions can."""
+        """Settle before names are copied or renamed, as far as companions can, and no other thread is in a transaction,
+        which may wait for this one."""
         if not self.companions or not self.lock.usable:
             return
         if self.lock.mine():
             self.settle(strict=False)
-        else:
-            self.lock.inner.call(functools.partial(self.settle, strict=False))
+            return
+        with later():
+            if self.lock.inner.acquire(False):
+                try:
+                    self.settle(strict=False)
+                finally:
+                    self.lock.inner.release()
 
     def _let_go(self, numbers: list[int], failed: bool) -> None:
         """Keep what the program still holds of some companions. All their changes are in the store.

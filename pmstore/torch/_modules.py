@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from pmstore._errors import CorruptStoreError, DetachedError, FingerprintMismatchError, ReadOnlyStoreError
-from pmstore._interrupts import later
 from pmstore._store.mapping import NameMapping
 from pmstore._values.array import Array, address_of
 from pmstore._values.tensors import array_of_tensor
@@ -100,7 +99,6 @@ class ModuleTensors:
         self.key_of = {id(place.tensor): place.key for place in reversed(self._places)}
         self._where: list[Any] = []
         self._stored: dict[str, Array] = {}
-        self._replaced: set[str] = set()  # keys of buffers that do not lie in the store: each commit copies them
 
     # ---- to and from the store
 
@@ -154,33 +152,25 @@ class ModuleTensors:
 
     # ---- later
 
-    def take_buffers(self, mapping: NameMapping) -> str:
+    def take_buffers(self) -> str:
         """Copy the elements of buffers that were replaced into the store. Returns what a DetachedError says of the
-        first thing that is another one now and can't be taken, or "".
-
-        The module keeps the new ones, which its forward pass may be changing. The memory of the old ones stays as it
-        is, as a backward pass may need them.
-        """
-        replaced: dict[str, torch.Tensor] = {}
-        differs = ""
-        for place, now, error in self._others():
+        first thing that is another one now and can't be taken, or ""."""
+        replaced, differs = [], ""
+        for place, where, kept, now, error in self._others():
             differs = differs or error
             if not error:
-                replaced[self.arrays[place.key]] = now
-        parted = self._parted(replaced.keys() & self._tied)
-        for key, now in () if parted else replaced.items():
-            with later():
-                if key not in self._replaced:
-                    mapping.pop(key, None)
-                    self._replaced.add(key)
-                mapping[key] = ordered(now.detach())
-                self._stored[key] = _array(mapping, key)
+                replaced.append((place, where, kept, now.clone()))  # it may be a view of this buffer or of another one
+        parted = self._parted({self.arrays[place.key] for place, *_ in replaced} & self._tied)
+        for place, where, kept, now in () if parted else replaced:
+            self._put_back(place, where)
+            # Through the tensor itself, so that a backward pass that needs its elements before is an error.
+            (kept if place.tensor.is_inference() else place.tensor.detach()).copy_(now)
         return differs or parted or self._inside_differs()
 
     def check(self) -> None:
         """Raises DetachedError if the module has other tensors now than the store, other than buffers that can be
         taken."""
-        for _, _, error in self._others():
+        for *_, error in self._others():
             if error:
                 raise DetachedError(error)
         if error := self._inside_differs():
@@ -199,16 +189,16 @@ class ModuleTensors:
                 return f"the module has other modules inside than at persist{_WHEN}"
         return ""
 
-    def _others(self) -> Iterator[tuple[_Place, Any, str]]:
-        """The places whose tensor is another one now, or does not lie in the store: the place, what is there now, and
-        what a DetachedError says, or "" for a buffer whose elements can be taken."""
+    def _others(self) -> Iterator[tuple[_Place, Any, torch.Tensor, Any, str]]:
+        """The places whose tensor is another one now, or elsewhere: the place, where its tensor was, the store's
+        elements, what is there now, and what a DetachedError says, or "" for a buffer whose elements can be taken."""
         for place, where in zip(self._places, self._where):
             now = place.owner.get(place.name)
-            if now is place.tensor and _is_at(now, where) and self.arrays[place.key] not in self._replaced:
+            if now is place.tensor and _is_at(now, where):
                 continue
             kept = self._view(place)
             taken = not place.is_parameter and now is not None and _like(now, kept)
-            yield place, now, "" if taken else _moved(place, now, kept)
+            yield place, where, kept, now, "" if taken else _moved(place, now, kept)
 
     def _parted(self, keys: set[str]) -> str:
         """What a DetachedError says if buffers that are one array have different elements now."""
@@ -245,19 +235,19 @@ class ModuleTensors:
             return False
         return True
 
-    def rebind(self, mapping: NameMapping) -> None:
+    def rebind(self) -> None:
         """Put tensors that were given other memory, and buffers that were replaced, back after a rollback."""
-        self._stored |= {key: _array(mapping, key) for key in self._replaced}
         for place, where in zip(self._places, self._where):
-            if not _is_at(place.tensor, where) or self.arrays[place.key] in self._replaced:
-                place.tensor.data = self._view(place)
-            place.owner[place.name] = place.tensor
-        self._where = [_where(place.tensor) for place in self._places]
-        self._replaced.clear()
+            self._put_back(place, where)
 
     def _view(self, place: _Place) -> torch.Tensor:
         """A new tensor over the array of a place: torch may give the storage of another one other memory."""
         return tensor_of(self._stored[self.arrays[place.key]])
+
+    def _put_back(self, place: _Place, where: Any) -> None:
+        if not _is_at(place.tensor, where):
+            place.tensor.data = self._view(place)
+        place.owner[place.name] = place.tensor
 
 
 _WHEN = ". Change a module before persist; a changed one needs a group of its own"

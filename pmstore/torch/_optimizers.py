@@ -7,10 +7,12 @@ commit looks at what there is, and moves into the store what is not in it.
 from __future__ import annotations
 
 import operator
+import sys
+import threading
 from collections.abc import Iterable, Mapping
 from itertools import chain, repeat
-from types import FrameType
-from typing import Any
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -54,7 +56,7 @@ class OptimizerTensors:
         self._tensors = tensors
         self._settings = settings
         self._kept: dict[str, dict[str, tuple[torch.Tensor, int]]] = {}  # by key and name: the tensor and its address
-        self._steps: list[FrameType] = []  # of steps that may not have ended
+        self._steps: list[_Step] = []  # that may not have ended
         self._in_step = False
         self._encoded: dict[str, bytes] = {}  # of the settings that the store has
         self._seen: list[Any] = []  # names and values of the hyperparameters that the store has
@@ -82,7 +84,7 @@ class OptimizerTensors:
 
     def begin_step(self, frame: FrameType) -> None:
         """Note a step, which goes on as long as the frame runs. It has the tensors of the state in its hands."""
-        self._steps = [*filter(_is_running, self._steps), frame]
+        self._steps = [*filter(_is_running, self._steps), _Step(threading.get_ident(), id(frame), frame.f_code)]
 
     # ---- to the store
 
@@ -246,12 +248,20 @@ class OptimizerTensors:
         return CLASS in self._settings
 
 
-def _is_running(frame: FrameType) -> bool:
-    try:
-        frame.clear()
-    except RuntimeError:
-        return True
-    return False
+class _Step(NamedTuple):
+    """A step: its thread, and the id and the code of its frame. A reference to the frame would keep the variables of
+    all callers; another frame may get the id, but hardly one of a step."""
+
+    thread: int
+    frame: int
+    code: CodeType
+
+
+def _is_running(step: _Step) -> bool:
+    frame = sys._current_frames().get(step.thread)
+    while frame is not None and (id(frame) != step.frame or frame.f_code is not step.code):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _shared(one: torch.optim.Optimizer, other: torch.optim.Optimizer) -> bool:

@@ -208,7 +208,7 @@ class Persisted:
             return
         self._tensors.look(self._in[MODULE], self._commits)
         self._commits += 1
-        differs = self._tensors.take_buffers(self._in[MODULE])
+        differs = self._tensors.take_buffers()
         try:
             self._take_rest()
         except Exception as error:
@@ -219,10 +219,12 @@ class Persisted:
             raise DetachedError(differs)
 
     def keeps_alive(self) -> Iterable[object]:
+        """The module; if it is gone, the modules that were inside."""
         module = self.module
         return [part for one in self._parts if (part := one()) is not None] if module is None else [module]
 
     def farewell(self, failure: str) -> str:
+        """A warning for a module that nobody has any more."""
         if not self._tensors.are_in(self._in[MODULE]):  # the program has deleted or replaced it
             return ""
         return (
@@ -261,13 +263,17 @@ class Persisted:
                 "it: call persist again"
             )
             return
-        self._tensors.rebind(self._in[MODULE])
+        self._tensors.rebind()
         self._encoded = {}
         self._give()
         self._rollbacks = count
 
     def after_close(self) -> None:
-        """The store is closed: the modules let it go."""
+        """The store is closed."""
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Modules no longer hold this, and so the store."""
         for one in self._parts:
             part = one()
             if part is not None and vars(part).get(OWNER) == _Owner(self):
@@ -276,6 +282,7 @@ class Persisted:
     def end(self, why: str) -> None:
         """A step raises DetachedError from now on."""
         self._ended = self._ended or why
+        self._let_go()
         self.store._commits.leave_alone(self)
 
     def own(self) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import copy
 import gc
 import pickle
+import threading
 import weakref
 from pathlib import Path
 from typing import Any
@@ -504,3 +505,27 @@ def test_an_interrupt_while_garbage_is_collected(tmp_path: Path, monkeypatch: py
         call(store)
         store.commit()
         assert store["0/training/also/counter"] == store["1/training/also/counter"] == {"number": 5}
+
+
+def test_a_thread_that_copies_does_not_wait_for_a_transaction(tmp_path: Path) -> None:
+    net = nn.Linear(4, 1)
+    with pmstore.open(tmp_path / "a.pm") as store:
+        persist(net, None, store.group("fit"))
+        with store.transaction():
+            thread = threading.Thread(target=store.copy, args=("fit", "best"), daemon=True)
+            thread.start()
+            thread.join(30)
+            assert not thread.is_alive()
+        assert (store["best/module/weight"] == net.state_dict()["weight"].numpy()).all()
+
+
+def test_a_persist_that_was_rolled_back_keeps_no_store(tmp_path: Path) -> None:
+    net = nn.Linear(4, 1)
+    store = pmstore.open(tmp_path / "a.pm")
+    with contextlib.suppress(ZeroDivisionError), store.transaction():
+        persist(net, None, store)
+        raise ZeroDivisionError
+    gone = weakref.ref(store)
+    del store
+    gc.collect()
+    assert gone() is None and net.weight.shape == (1, 4)

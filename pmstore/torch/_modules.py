@@ -130,6 +130,10 @@ class ModuleTensors:
             if key not in self.arrays:
                 raise _differs(f"the module has no {key!r}, which is in the store")
 
+    def modules(self) -> list[torch.nn.Module]:
+        """The module and those inside, as far as they are there."""
+        return [part for one, _ in self._parts if (part := one()) is not None]
+
     def memory(self) -> dict[str, int]:
         """The address of the memory that an array lies in, by its key."""
         if self._stored:

@@ -75,7 +75,6 @@ class Persisted:
         self.resumed = False
         self._mapping = mapping
         self._module, self._kind = weakref.ref(module), type(module).__name__
-        self._parts = [weakref.ref(part) for part in module.modules()]
         self._in = {name: mapping.group(name) for name in (MODULE, OPTIMIZER, TRAINING)}
         self._tensors = ModuleTensors(module)
         self._optimizer = (
@@ -221,7 +220,7 @@ class Persisted:
     def keeps_alive(self) -> Iterable[object]:
         """The module; if it is gone, the modules that were inside."""
         module = self.module
-        return [part for one in self._parts if (part := one()) is not None] if module is None else [module]
+        return self._tensors.modules() if module is None else [module]
 
     def farewell(self, failure: str) -> str:
         """A warning for a module that nobody has any more."""
@@ -269,28 +268,21 @@ class Persisted:
         self._rollbacks = count
 
     def after_close(self) -> None:
-        """The store is closed."""
-        self._let_go()
-
-    def _let_go(self) -> None:
         """Modules no longer hold this, and so the store."""
-        for one in self._parts:
-            part = one()
-            if part is not None and vars(part).get(OWNER) == _Owner(self):
+        for part in self._tensors.modules():
+            if vars(part).get(OWNER) == _Owner(self):
                 del vars(part)[OWNER]
 
     def end(self, why: str) -> None:
         """A step raises DetachedError from now on."""
         self._ended = self._ended or why
-        self._let_go()
+        self.after_close()
         self.store._commits.leave_alone(self)
 
     def own(self) -> None:
         """Begin: from now on, the modules, the optimizer and the store hold this."""
-        for one in self._parts:
-            part = one()
-            if part is not None:
-                vars(part)[OWNER] = _Owner(self)
+        for part in self._tensors.modules():
+            vars(part)[OWNER] = _Owner(self)
         optimizer = self.optimizer
         if optimizer is not None:
             if optimizer in _hooks:

@@ -71,7 +71,8 @@ extern const uint64_t pm_pid_byte;
 
 enum {
     PM_OPEN_READ_ONLY = 1,
-    PM_OPEN_SNAPSHOT = 2 /* with PM_OPEN_READ_ONLY: the file is a snapshot's, which only this process has */
+    PM_OPEN_SNAPSHOT = 2, /* with PM_OPEN_READ_ONLY: the file is a snapshot's, which only this process has */
+    PM_OPEN_SALVAGE = 4   /* with PM_OPEN_READ_ONLY: damaged metadata hide nothing that can be found without them */
 };
 
 /* Writes an empty store into an empty file, and makes it durable.
@@ -93,7 +94,7 @@ uint32_t pm_file_system_type(const char *path); /* of statfs; 0: it can't be ask
  *   fd         of the file. The store takes it over in every case, also on failure. The caller holds the lock on the
  *              file.
  *   media      as for pm_format
- *   flags      0, or PM_OPEN_READ_ONLY and PM_OPEN_SNAPSHOT
+ *   flags      0, or PM_OPEN_READ_ONLY, perhaps with PM_OPEN_SNAPSHOT or PM_OPEN_SALVAGE
  *   max_size   bytes that the file may grow to; 0: as many as the disk has
  *   trace      NULL, or a trace that records every event on the durable bytes, from the first one of recovery on
  *   out        the store, if the status is PM_OK
@@ -410,8 +411,7 @@ pm_status pm_count_keys(pm_store *store, uint64_t *keys);
 /* Lists what a commit would change: a row for each key whose entry is not that of the last commit (its old entry, if
  * it is deleted), then one without a key for each extent that a program has changed in place.
  *
- *   rows, length   the rows, and their bytes. To be freed with pm_pending_free.
- * To write. */
+ *   rows, length   the rows, and their bytes. To be freed with pm_pending_free. To write. */
 pm_status pm_pending(pm_store *store, uint8_t **rows, size_t *length);
 
 /* Frees the rows of pm_pending. */
@@ -421,7 +421,7 @@ void pm_pending_free(uint8_t *rows);
 typedef struct pm_report pm_report;
 typedef struct {
     uint64_t offset, length; /* where in the region */
-    uint64_t block;          /* first bad block of the contents; 0 if !key_length */
+    uint64_t block;          /* first bad block of the contents; 2^64 - 1: keys up to the next one may be missing */
     uint32_t key_length;     /* > 0: the damage is in the entry or extent of this key */
     uint8_t key[768];
     char text[200];          /* a sentence without the key */

@@ -31,6 +31,7 @@ __all__ = [
 ]
 
 BLOCK: int = lib.PM_BLOCK
+GAP = (1 << 64) - 1  # the "block" of two problems that follow one another: keys between theirs may be missing
 META_MAX: int = lib.PM_META_MAX
 PID_BYTE: int = lib.pm_pid_byte
 FIXED: int = lib.PM_ENTRY_FIXED
@@ -199,13 +200,16 @@ class Core:
         trace: Any,
         max_size: int,
         snapshot: Any = None,
+        salvage: bool = False,
     ) -> None:
-        """Takes fd over in every case, also when it raises."""
+        """Takes fd over in every case, also when it raises. salvage: damaged metadata hide nothing that can be found
+        without them."""
         self.lock = Lock()
-        self._open(fd, media, read_only, trace, max_size, snapshot)
+        flags = lib.PM_OPEN_READ_ONLY if read_only else 0
+        self._open(fd, media, flags | (lib.PM_OPEN_SALVAGE if salvage else 0), trace, max_size, snapshot)
 
-    def _open(self, fd: int, media: str, read_only: bool, trace: Any, max_size: int, snapshot: Any) -> None:
-        flags = (lib.PM_OPEN_READ_ONLY if read_only else 0) | (lib.PM_OPEN_SNAPSHOT if snapshot is not None else 0)
+    def _open(self, fd: int, media: str, flags: int, trace: Any, max_size: int, snapshot: Any) -> None:
+        flags |= lib.PM_OPEN_SNAPSHOT if snapshot is not None else 0
         out = ffi.new("pm_store **")
         _require_opened(lib.pm_open(fd, MEDIA[media], flags, max_size, _pointer(trace), out))
         self.trace = trace
@@ -523,7 +527,7 @@ class Core:
         return found
 
     def check(self) -> list[tuple[int, int, int, bytes, str]]:
-        """Problems as (offset, length, block, key, text); key is b"" if no key owns the damage."""
+        """Problems as (offset, length, block, key, text); key is b"" if no key owns the damage. block may be GAP."""
         if self.snapshot is not None:
             self._bring_all()
         out = owner("pm_report **", lib.pm_report_free)
@@ -583,5 +587,5 @@ class _Inherited(Core):
         with self.lock:
             if type(self) is _Inherited:  # another thread may have been quicker
                 snapshot = self._successor()
-                self._open(snapshot.file(), "auto", True, None, 0, snapshot)
+                self._open(snapshot.file(), "auto", lib.PM_OPEN_READ_ONLY, None, 0, snapshot)
         return getattr(self, name)

@@ -4,8 +4,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "space/catalog.h"
 #include "space/extent.h"
+#include "space/leaves.h"
 #include "space/page.h"
 
 enum { PROBLEMS_KEPT = 1000 };
@@ -16,7 +16,7 @@ struct pm_report {
 };
 
 typedef struct {
-    const pm_region *region;
+    pm_region *region;
     const uint8_t *image;
     pm_report *report;
     uint8_t *kinds;    /* per page: its kind, by the catalog and the map's own pages */
@@ -234,6 +234,46 @@ static void check_tree(checker *c, uint64_t offset, uint32_t level, pm_key from,
     }
 }
 
+/* For salvage: checks the entries of the leaves to which the tree did not lead. */
+static void check_leaves(checker *c)
+{
+    for (size_t i = 0; i < c->region->leaf_count; i++) {
+        const pm_node *leaf = c->region->leaves[i];
+        if (c->kinds[leaf->head.self / PM_PAGE] || !metadata(c, leaf->head.self, PM_TYPE_NODE)) continue;
+        for (unsigned j = 0; j < leaf->count; j++) {
+            pm_key key;
+            pm_cell cell = pm_node_cell(leaf, j, &key, NULL);
+            check_entry(c, &cell, key), c->keys++;
+        }
+    }
+}
+
+/* Adds a gap: keys between these two may be missing. */
+static void add_gap(checker *c, pm_key from, pm_key to)
+{
+    add_problem(c, 0, 0, UINT64_MAX, from, "keys behind this one may be missing");
+    add_problem(c, 0, 0, UINT64_MAX, to, "keys before this one may be missing");
+}
+
+/* For salvage: tells where leaves may be missing. It comes before the contents, of which a report may be full. */
+static void check_gaps(checker *c, const pm_root *root)
+{
+    const pm_key behind_all = {(const uint8_t *)"\xff", 1};
+    pm_region *region = c->region;
+    uint64_t keys = 0;
+    for (size_t i = 0; i < region->leaf_count; i++) keys += ((const pm_node *)region->leaves[i])->count;
+    if (!region->leaves || (root && root->keys == keys)) return;
+    if (!root) add_gap(c, no_key, behind_all);
+    for (size_t i = 0; root && i <= region->leaf_count; i++) {
+        pm_key from = no_key, to = behind_all;
+        if (!pm_leaves_gap(region, i)) continue;
+        const pm_node *before = i ? region->leaves[i - 1] : NULL;
+        if (before) pm_node_cell(before, before->count - 1u, &from, NULL);
+        if (i < region->leaf_count) pm_node_cell(region->leaves[i], 0, &to, NULL);
+        add_gap(c, from, to);
+    }
+}
+
 /* ---- the space map ------------------------------------------------------------------------------------------- */
 
 static void check_map_pages(checker *c, const pm_root *root)
@@ -303,26 +343,36 @@ static void check_headers(checker *c, const pm_media *media)
     }
 }
 
+static void check_catalog(checker *c, const pm_root *root)
+{
+    bool inside = !(root->tree % PM_PAGE) && root->tree < c->region->size;
+    const pm_page_head *top = (const void *)(c->image + (inside ? root->tree : 0));
+    if (inside && !is_readable(c, root->tree, PM_PAGE, "catalog node")) return;
+    if (!inside || top->level >= PM_TREE_HEIGHT)
+        add_problem(c, 0, PM_PAGE, 0, no_key, "the catalog's root is damaged");
+    else
+        check_tree(c, root->tree, top->level, no_key, no_key);
+}
+
 static void check_state(checker *c)
 {
+    uint64_t pairs = 0;
     const pm_root *root = metadata(c, 0, PM_TYPE_ROOT);
+    check_gaps(c, root);
+    if (c->region->slots_lost)
+        add_problem(c, 0, 0, 0, no_key, "the table of slots is lost: large arrays may be those of the commit before");
     if (root) {
         check_map_pages(c, root);
-        uint64_t pairs = check_slots(c, root);
-        bool inside = !(root->tree % PM_PAGE) && root->tree < c->region->size;
-        const pm_page_head *top = (const void *)(c->image + (inside ? root->tree : 0));
-        if (inside && !is_readable(c, root->tree, PM_PAGE, "catalog node")) return;
-        if (!inside || top->level >= PM_TREE_HEIGHT)
-            add_problem(c, 0, PM_PAGE, 0, no_key, "the catalog's root is damaged");
-        else
-            check_tree(c, root->tree, top->level, no_key, no_key);
-        if (is_valid_beside_contents(c) && c->keys != root->keys)
-            add_problem(c, 0, PM_PAGE, 0, no_key, "the root counts %llu keys; the catalog has %llu",
-                        (unsigned long long)root->keys, (unsigned long long)c->keys);
-        if (is_valid_beside_contents(c) && c->paired != pairs)
-            add_problem(c, 0, PM_PAGE, 0, no_key, "the table of slots names %llu extents; the catalog has %llu of them",
-                        (unsigned long long)pairs, (unsigned long long)c->paired);
+        pairs = check_slots(c, root);
+        check_catalog(c, root);
     }
+    check_leaves(c);
+    if (is_valid_beside_contents(c) && c->keys != root->keys)
+        add_problem(c, 0, PM_PAGE, 0, no_key, "the root counts %llu keys; the catalog has %llu",
+                    (unsigned long long)root->keys, (unsigned long long)c->keys);
+    if (is_valid_beside_contents(c) && c->paired != pairs)
+        add_problem(c, 0, PM_PAGE, 0, no_key, "the table of slots names %llu extents; the catalog has %llu of them",
+                    (unsigned long long)pairs, (unsigned long long)c->paired);
     /* After damage above, unreachable pages would only repeat it. */
     if (is_valid_beside_contents(c)) check_space(c);
 }

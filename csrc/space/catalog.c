@@ -7,6 +7,15 @@ enum { LARGEST_INNER = sizeof(pm_cell) + PM_KEY_MAX + 8 };
 
 /* ---- reading a node ----------------------------------------------------------------------------------------- */
 
+/* For salvage, a node whose part of the space map is lost counts as one. */
+static bool is_metadata(pm_region *region, uint64_t page, pm_status *status)
+{
+    if (pm_heap_live_kind(region, page, status) == PM_PAGE_META) return true;
+    if (!region->salvage || pm_heap_knows(region, page)) return false;
+    *status = PM_OK;
+    return true;
+}
+
 static pm_node *node_read(pm_region *region, uint64_t offset, uint32_t level, pm_status *status)
 {
     bool known = offset < region->size && region->flags[offset / PM_PAGE] & PM_FLAG_VERIFIED;
@@ -14,9 +23,7 @@ static pm_node *node_read(pm_region *region, uint64_t offset, uint32_t level, pm
     if (!node) return NULL;
     /* Contents that programs may write can't pass for a node: the map says what a page is. Levels fall by one, so
      * references can't form a loop. */
-    bool valid = known
-                 || (pm_node_valid(node)
-                     && pm_heap_live_kind(region, offset / PM_PAGE, status) == PM_PAGE_META);
+    bool valid = known || (pm_node_valid(node) && is_metadata(region, offset / PM_PAGE, status));
     if (!valid || node->head.level != level) {
         region->flags[offset / PM_PAGE] &= (uint8_t)~PM_FLAG_VERIFIED;
         if (*status == PM_OK)
@@ -32,9 +39,10 @@ typedef struct {
     pm_node *nodes[PM_TREE_HEIGHT]; /* from the root */
     unsigned children[PM_TREE_HEIGHT]; /* the child taken in each inner node */
     unsigned depth; /* of the leaf */
+    size_t leaf;    /* its number, if leaves were found */
 } tree_path;
 
-static pm_status descend(pm_region *region, pm_key key, tree_path *path)
+static pm_status descend_tree(pm_region *region, pm_key key, tree_path *path)
 {
     pm_status status;
     pm_root *root = pm_heap_root(region, &status);
@@ -56,6 +64,27 @@ static pm_status descend(pm_region *region, pm_key key, tree_path *path)
     }
 }
 
+/* Finds the last leaf that begins with no higher key, or the first one, among those that were found. */
+static pm_status find_leaf(const pm_region *region, pm_key key, tree_path *path)
+{
+    size_t from = 0, to = region->leaf_count;
+    if (!to) return PM_NOT_FOUND;
+    while (to - from > 1) {
+        size_t middle = from + (to - from) / 2;
+        pm_key first;
+        pm_node_cell(region->leaves[middle], 0, &first, NULL);
+        if (pm_node_compare_keys(first, key) <= 0) from = middle;
+        else to = middle;
+    }
+    path->nodes[path->depth = 0] = region->leaves[path->leaf = from];
+    return PM_OK;
+}
+
+static pm_status descend(pm_region *region, pm_key key, tree_path *path)
+{
+    return region->leaves ? find_leaf(region, key, path) : descend_tree(region, key, path);
+}
+
 void pm_catalog_node_found(const pm_node *leaf, unsigned slot, pm_found *found)
 {
     pm_cell cell = pm_node_cell(leaf, slot, &found->key, &found->meta);
@@ -74,8 +103,7 @@ pm_status pm_catalog_get(pm_region *region, pm_key key, pm_found *found)
     return PM_OK;
 }
 
-/* Steps to the neighbouring leaf: by = 1 or -1. PM_NOT_FOUND at the end. */
-static pm_status step_leaf(pm_region *region, tree_path *path, int by)
+static pm_status step_in_tree(pm_region *region, tree_path *path, int by)
 {
     int depth = (int)path->depth - 1;
     for (; depth >= 0; depth--) {
@@ -95,6 +123,25 @@ static pm_status step_leaf(pm_region *region, tree_path *path, int by)
     /* Only the root may be an empty leaf; walking over others could take for ever. */
     if (!path->nodes[path->depth]->count) return pm_fail(PM_CORRUPT, "the catalog is damaged: a leaf is empty");
     return PM_OK;
+}
+
+/* Steps to the neighbouring leaf: by = 1 or -1. PM_NOT_FOUND at the end. */
+static pm_status step_leaf(pm_region *region, tree_path *path, int by)
+{
+    if (!region->leaves) return step_in_tree(region, path, by);
+    if (path->leaf == (by < 0 ? 0 : region->leaf_count - 1)) return PM_NOT_FOUND;
+    path->nodes[0] = region->leaves[path->leaf += (size_t)by];
+    return PM_OK;
+}
+
+pm_status pm_catalog_beside(pm_region *region, pm_key key, int by, const pm_node **leaf, const pm_node **beside)
+{
+    tree_path path;
+    PM_TRY(descend_tree(region, key, &path));
+    *leaf = path.nodes[path.depth];
+    pm_status status = by ? step_in_tree(region, &path, by) : PM_NOT_FOUND;
+    *beside = status == PM_OK ? path.nodes[path.depth] : NULL;
+    return status == PM_NOT_FOUND ? PM_OK : status;
 }
 
 static pm_status in_order(bool is)

@@ -45,6 +45,8 @@ uint64_t pm_heap_slab_all(unsigned class);   /* a bit for every block */
 
 /* The kind of a page in an image of the region. Map pages are not verified, but their places are checked. */
 unsigned pm_heap_kind(const pm_region *region, const uint8_t *image, uint64_t page);
+/* Whether the part of the map that describes the page is sound. It may say that the page is free, or be absent. */
+bool pm_heap_knows(pm_region *region, uint64_t page);
 /* The same in the live state, whose map may have to be read first; *status says if the disk can't read it. */
 unsigned pm_heap_live_kind(pm_region *region, uint64_t page, pm_status *status);
 uint64_t pm_heap_used(pm_region *region); /* allocated pages in the live state */

@@ -69,6 +69,11 @@ typedef struct {
     pm_double_buffer **double_buffers; /* by the place of their mapped slot */
     size_t double_buffer_count;
 
+    bool salvage;  /* damaged metadata hide nothing that can be found without them: */
+    void **leaves; /* the catalog's leaves (space/leaves.h); NULL: the tree leads to them */
+    size_t leaf_count;
+    bool slots_lost; /* the table of slots is damaged */
+
     void *fork_lock;            /* keeps the lock of a fork (space/region_fork.h); NULL: there is none */
     uint64_t shown_to_children; /* bytes of the region that children of an earlier opening may see */
     bool hidden_from_child;

@@ -83,7 +83,8 @@ pm_status pm_slots_load(pm_region *region, const uint64_t *current)
     for (unsigned page = 0; page < PM_SLOT_PAGES; page++) {
         pm_status status;
         const pm_slot_table *table = table_page(region, page, &status);
-        PM_TRY(status);
+        if (status != PM_OK && region->salvage) region->slots_lost = true; /* salvage goes on */
+        else PM_TRY(status);
         for (unsigned i = 0; table && i < PM_SLOTS_PER_PAGE; i++) {
             unsigned entry = page * PM_SLOTS_PER_PAGE + i;
             if (!table->pairs[i].extent) continue;

@@ -10,6 +10,7 @@
 
 #include "space/catalog.h"
 #include "space/extent.h"
+#include "space/leaves.h"
 #include "space/region_fork.h"
 #include "space/slots.h"
 #include "commit/async.h"
@@ -66,9 +67,7 @@ static pm_status open_layers(pm_store *store, int fd, pm_media_kind kind, unsign
     PM_TRY(pm_recovery_run(store));
     /* A reader that takes its lock from here on knows of all that recovery has freed. */
     PM_TRY(pm_region_find_users(&store->region, store));
-    pm_status status;
-    pm_heap_root(&store->region, &status);
-    PM_TRY(status);
+    if (flags & PM_OPEN_SALVAGE) PM_TRY(pm_leaves_find(&store->region));
     PM_TRY(pm_slots_load(&store->region, store->log.slots));
     pm_readers_begin(store);
     return pm_transaction_mark(store, PM_EVENT_RECOVERED, store->log.sequence);

@@ -69,11 +69,18 @@ def _naming(name: str, held: Held) -> Iterator[None]:
 
 
 def opened_core(
-    name: str, held: FileLock, media: str, *, read_only: bool, trace: Trace | None = None, max_size: int = 0
+    name: str,
+    held: FileLock,
+    media: str,
+    *,
+    read_only: bool,
+    trace: Trace | None = None,
+    max_size: int = 0,
+    salvage: bool = False,
 ) -> Core:
     """Open the core over a locked file. If that fails, the file lock is given back."""
     with _naming(name, held):
-        return Core(held.fd, media, read_only=read_only, trace=trace, max_size=max_size)
+        return Core(held.fd, media, read_only=read_only, trace=trace, max_size=max_size, salvage=salvage)
     raise AssertionError
 
 

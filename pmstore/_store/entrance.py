@@ -142,11 +142,13 @@ def open(
         raise StoreNotFoundError(error.errno, f'{error}; mode "a" creates one', error.filename) from None
 
 
-def open_to_read(path: Any, *, exclusive: bool = False) -> Store:
-    """`open` with mode "r", for a call that has no mode: its errors advise no other one."""
+def open_to_read(path: Any, *, salvage: bool = False) -> Store:
+    """`open` with mode "r", for a call that has no mode: its errors advise no other one. salvage: no other process may
+    write the store, and damaged metadata hide nothing that can be found without them.
+    """
     if is_memory(path):
         raise ValueError('":memory:" is always a new store, and has nothing to read')
-    return _open(path_of(path), "r", Options(), 0.0, exclusive=exclusive)
+    return _open(path_of(path), "r", Options(), 0.0, exclusive=salvage, salvage=salvage)
 
 
 def _open_in_memory(options: Options) -> Store:
@@ -179,6 +181,7 @@ def _open(
     exclusive: bool = False,
     verify: bool = False,
     any_options: bool = False,
+    salvage: bool = False,
 ) -> Store:
     _check_environment()
     kind, trace, where = options.media, None, outside()[1]
@@ -196,7 +199,7 @@ def _open(
         try:
             with later():
                 held = lock_file(name, mode, kind, timeout, where, trace, opens=True, joins=mode in ("a", "r+"))
-                store = _new(name, mode, held, kind, options, trace)
+                store = _new(name, mode, held, kind, options, trace, salvage)
         except OpenedHere as here:
             joined = _joined(here.held, name, None if any_options else options, trace)
             if joined is not None:
@@ -224,8 +227,10 @@ def _joined(held: FileLock, name: str, options: Options | None, trace: Trace | N
     return store
 
 
-def _new(name: str, mode: str, held: FileLock, kind: str, options: Options, trace: Trace | None) -> Store:
-    core = opened_core(name, held, kind, read_only=mode == "r", trace=trace, max_size=options.max_size)
+def _new(
+    name: str, mode: str, held: FileLock, kind: str, options: Options, trace: Trace | None, salvage: bool
+) -> Store:
+    core = opened_core(name, held, kind, read_only=mode == "r", trace=trace, max_size=options.max_size, salvage=salvage)
     try:
         store = Store(name, mode, core, held, None)
     except BaseException:  # without memory, or at the recursion limit

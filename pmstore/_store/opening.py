@@ -275,7 +275,8 @@ def _try(
             continue
         _require_file(status, path)
         if mode == "x":
-            raise StoreExistsError(errno.EEXIST, f'{path!r} exists, and mode "x" creates a new store only', path)
+            text = f'{path!r} exists, and modes "x" and "w-" create a new store only'
+            raise StoreExistsError(errno.EEXIST, text, path)
         with contextlib.suppress(_Changed):
             held = _open_existing(real, path, mode != "r", where, opens, joins)
             if mode != "w":

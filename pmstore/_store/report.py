@@ -14,7 +14,7 @@ from pmstore._catalog import names as _names
 from pmstore._catalog.catalog import Catalog
 from pmstore._catalog.declaration import Declaration, Stamp
 from pmstore._catalog.kinds import ARRAY, DERIVED, INLINE, LIST, OBJECT
-from pmstore._core import BLOCK, Core, Entry, Row
+from pmstore._core import BLOCK, GAP, Core, Entry, Row
 from pmstore._errors import UNSOUND, CorruptStoreError
 from pmstore._store.lineage import parent_of
 from pmstore._store.notes import decoded
@@ -151,15 +151,19 @@ _UNKNOWN = "is of an unknown kind; perhaps a newer pmstore wrote it"
 Owners = dict[int, tuple[str, objects.Head]]  # by the object's id, its name and head
 
 
-def check(catalog: Catalog) -> CheckReport:
+def check(catalog: Catalog, gaps: list[bytes] | None = None) -> CheckReport:
     """Let the core verify structures and hashes, then verify names, layouts, values and lists, which the core does not
-    know."""
+    know. gaps: for salvage, gets pairs of keys between which others may be missing,
+    one after the other."""
     with catalog.lock:
         lists: dict[int, str] = {}
         owners: Owners = {}
         problems = _structure(catalog, lists, owners)
         damaged = {problem.name for problem in problems}
         for offset, length, block, key, text in catalog.core.check():
+            if block == GAP and gaps is not None:
+                gaps.append(key)
+                continue
             found = _problem(catalog, lists, owners, offset, length, block, key, text)
             if found.name is not None and found.name in damaged:  # the core reports the place
                 problems = [problem for problem in problems if problem.name != found.name]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,7 +13,6 @@ from pmstore._catalog.growing import growing
 from pmstore._catalog.kinds import ARRAY, BLOB, DERIVED, INLINE, LIST, OBJECT
 from pmstore._catalog.names import (
     ATTRIBUTES_PREFIX,
-    NAME_MAX,
     NAME_PREFIX,
     element_key,
     element_prefix,
@@ -37,7 +35,6 @@ from pmstore._values.values import decode
 __all__ = ["salvage"]
 
 _REPORTED = 1000  # problems; the core's check keeps no more
-_NO_TEXT = 0xF8  # no byte of a name is as high
 
 
 def salvage(src: str | bytes | os.PathLike[Any], dst: str | bytes | os.PathLike[Any]) -> CheckReport:
@@ -52,7 +49,7 @@ def salvage(src: str | bytes | os.PathLike[Any], dst: str | bytes | os.PathLike[
     Parameters
     ----------
     src : str, bytes or os.PathLike
-        The damaged store. It must still open with mode "r".
+        The damaged store. It need not open in any mode: damaged metadata hide nothing but what they hold themselves.
     dst : str, bytes or os.PathLike
         The new store, which must not exist.
 
@@ -60,8 +57,8 @@ def salvage(src: str | bytes | os.PathLike[Any], dst: str | bytes | os.PathLike[
     -------
     CheckReport
         The problems of the damaged store, with the names that were left out, wholly or in part; `ok` if it was sound,
-        and everything was copied. A problem without a name says that names may be missing, or that something may be
-        older than the last commit.
+        and everything was copied. A problem without a name says what structure is damaged, between which names others
+        may be missing, or that something may be older than the last commit.
 
     Raises
     ------
@@ -74,7 +71,7 @@ def salvage(src: str | bytes | os.PathLike[Any], dst: str | bytes | os.PathLike[
     source, target = path_of(src), path_of(dst)
     refuse_taken(target, source, "the damaged store", "salvage writes a new store")
     try:
-        store = open_to_read(source, exclusive=True)
+        store = open_to_read(source, salvage=True)
     except StoreLockedError as error:
         writer = f" by process {error.pid}" if error.pid else ""
         text = f"{source!r} is being written{writer}: salvage is for one that nobody writes, Store.backup for this one"
@@ -92,11 +89,12 @@ class _Salvage:
 
     def __init__(self, source: Catalog, new: NewStore, most: int) -> None:
         self.source, self.new, self.left = source, new, most
-        report = check(source)
+        self.gaps: list[bytes] = []
+        report = check(source, self.gaps)
         self.problems = list(report)
         self.damaged = {problem.name for problem in report if problem.name is not None}
         # If the check could not report everything, even large arrays are verified in memory.
-        self.contents = checked if len(report) < _REPORTED else verified
+        self.contents = checked if len(report) + len(self.gaps) < _REPORTED else verified
 
     def run(self) -> list[Problem]:
         for row in self._rows(NAME_PREFIX):
@@ -199,48 +197,24 @@ class _Salvage:
             raise CorruptStoreError("the names so far have more contents than the file")
 
     def _rows(self, prefix: bytes) -> Iterator[Row]:
-        """The rows of all names, or of attributes, that can be reached, past the damaged pages of the catalog."""
-        core, at = self.source.core, prefix
+        """The rows of all names, or of attributes, that can be found."""
         what = "any names" if prefix == NAME_PREFIX else "any attributes"
-        while True:
-            try:
-                for row in core.scan(prefix, start=at):
-                    yield row
-                    at = row.key + b"\0"
-                return
-            except UNSOUND as error:
-                behind = _readable_behind(core, prefix, at)
-                where = "" if at == prefix else f" behind {_shown(at)}"
-                where += "" if behind is None else f" before {_shown(behind)}"
-                self.problems.append(Problem(f"{what}{where} are left out: {error}"))
-                if behind is None:
-                    return
-                at = behind
+        for behind, before in zip(self.gaps[::2], self.gaps[1::2]):
+            if behind[:1] <= prefix < before:
+                text = f"{what}{_where('behind', prefix, behind)}{_where('before', prefix, before)} may be missing"
+                self.problems.append(Problem(text))
+        at = b""
+        try:
+            for row in self.source.core.scan(prefix):
+                yield row
+                at = row.key
+        except UNSOUND as error:
+            self.problems.append(Problem(f"{what}{_where('behind', prefix, at)} are left out: {error}"))
+
+
+def _where(side: str, prefix: bytes, key: bytes) -> str:
+    return f" {side} {_shown(key)}" if key.startswith(prefix) else ""
 
 
 def _shown(key: bytes) -> str:
     return repr(key[1:].decode("utf-8", "backslashreplace").rstrip("\0"))
-
-
-def _readable_behind(core: Core, prefix: bytes, key: bytes) -> bytes | None:
-    """A key behind this one from which on the catalog can be read, if there is one: the first such key, unless two
-    damaged pages are near each other.
-    """
-
-    def next_of(stem: bytes) -> bytes | None:
-        """The first such key that is one byte longer than the stem."""
-        for byte in range(_NO_TEXT) if len(stem) <= NAME_MAX + (prefix == ATTRIBUTES_PREFIX) else ():
-            start = stem + bytes([byte])
-            if start > key:
-                with contextlib.suppress(*UNSOUND):
-                    next(core.scan(prefix, start=start), None)
-                    return start
-        return None
-
-    stems = (key[:length] for length in range(len(key), 0, -1))
-    found = next(filter(None, map(next_of, stems)), None)
-    closer = found
-    while closer is not None and closer[-1]:
-        found = closer
-        closer = next_of(found[:-1] + bytes([found[-1] - 1]))
-    return closer or found

@@ -110,7 +110,7 @@ C_ORDER = {
         "region region_map region_read",
         "region_image page extent",
         "heap node",
-        "slots catalog",
+        "slots catalog leaves",
     ],
     "commit": [
         "parallel_compare",

@@ -224,7 +224,7 @@ def test_names_that_share_their_contents(open_store: Open, monkeypatch: pytest.M
     report, found = salvaged(path)
     assert len(found) == 1 and len(report) == 29
     path.with_name("rescued.pm").unlink()
-    monkeypatch.setattr("pmstore._store.salvaging.check", lambda catalog: CheckReport(()))
+    monkeypatch.setattr("pmstore._store.salvaging.check", lambda catalog, gaps: CheckReport(()))
     report, found = salvaged(path)
     assert len(found) < 4 and len(found) + len(report) == 30 and "more contents than the file" in str(report)
 

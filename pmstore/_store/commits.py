@@ -66,7 +66,7 @@ class Commits:
         The lock that is taken after the transaction lock.
     """
 
-    __slots__ = ("_catalog", "_collects_from", "_debug", "_kept", "_note", "_untold", "companions", "lock")
+    __slots__ = ("_catalog", "_collects_from", "_debug", "_kept", "_note", "_turn", "_untold", "companions", "lock")
 
     def __init__(self, catalog: Catalog, usable: bool, below: Lock) -> None:
         self._catalog = catalog
@@ -76,6 +76,7 @@ class Commits:
         self.companions: dict[int, weakref.ref[Companion]] = {}  # by id
         self._kept: dict[int, tuple[object, ...]] = {}  # the same, and what they keep alive, until it is in the store
         self._collects_from = 2  # companions
+        self._turn = 0  # so often were they asked
         self.lock = TransactionLock(usable, below)
 
     def commit(self) -> None:
@@ -132,8 +133,9 @@ class Commits:
         asked = [companion for companion in self.followed() if of(companion)]
         if not asked:
             return
+        self._turn += 1
         numbers = list(map(id, asked))
-        failed = [(weakref.ref(one), farewell) for one in asked if (farewell := _farewell(one, ask)) is not None]
+        failed = [(weakref.ref(one), farewell) for one in asked if (farewell := self._farewell(one, ask)) is not None]
         asked.clear()
         self._let_go(numbers, bool(failed))
         for one, farewell in failed:
@@ -142,6 +144,25 @@ class Commits:
                 self._untold.append(farewell)
             elif companion is not None and strict:
                 ask(companion)  # which fails again
+
+    def _farewell(self, companion: Companion, ask: Callable[[Companion], None]) -> str | None:
+        """Ask a companion. If that fails: its farewell. The error, whose frames hold the companion, goes.
+
+        An error that does not come again is that of a signal handler, or of a commit in one.
+        """
+        turn = self._turn
+        try:
+            ask(companion)
+            return None
+        except Exception as error:
+            first = error.with_traceback(None)
+        try:
+            ask(companion)
+        except Exception as error:
+            return companion.farewell(f"{type(error).__name__}: {error}")
+        if turn == self._turn:
+            raise first
+        return None
 
     def settle_before(self) -> None:
         """Settle before names are copied or renamed, as far as companions can, and no other thread is in a transaction,
@@ -253,12 +274,3 @@ class Commits:
 
 def _nothing() -> None:
     """A reference to what is gone."""
-
-
-def _farewell(companion: Companion, ask: Callable[[Companion], None]) -> str | None:
-    """Ask a companion. If that fails: its farewell. The error, whose frames hold the companion, goes."""
-    try:
-        ask(companion)
-    except Exception as error:
-        return companion.farewell(f"{type(error).__name__}: {error}")
-    return None

@@ -201,3 +201,78 @@ def test_a_commit_in_a_commit(committing: list[pmstore.Store], tmp_path: Path) -
             assert list(store.group("optimizer")) == ["weight/other"]
             assert (store["optimizer/weight/other"] == state["other"].numpy()).all()
         path.unlink()
+
+
+class Replaced(nn.Module):
+    """Buffers that programs replace, as running statistics: some are views of others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for i in range(3):
+            self.register_buffer(f"b{i}", torch.zeros(4))
+
+    def replace(self, number: int) -> None:
+        self.b0, self.b1 = torch.arange(4.0) + number, torch.full((4,), float(number))
+        self.b2 = self._buffers["b0"].flip(0)
+
+
+def test_an_interrupt_while_a_commit_takes_replaced_buffers(tmp_path: Path) -> None:
+    """The program commits again, and the store has the elements that were there."""
+
+    def told(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    net, before = Replaced(), signal.signal(signal.SIGUSR1, told)
+    try:
+        with pmstore.open(tmp_path / "a.pm") as store:
+            persist(net, None, store)
+            moment, reached = 0, True
+            while reached:
+                moment += 1
+                net.replace(moment)
+                reached = signalled_at(moment, store.commit, signal.SIGUSR1)
+                store.commit()
+                for name, elements in (("b0", range(moment, moment + 4)), ("b1", [moment] * 4)):
+                    assert store[f"module/{name}"].tolist() == net.get_buffer(name).tolist() == list(elements)
+            assert moment > 50
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+class Late:
+    """Something else with a state, during whose reading a signal comes."""
+
+    comes = False
+
+    def state_dict(self) -> dict[str, int]:
+        if self.comes:
+            self.comes = False
+            signal.raise_signal(signal.SIGUSR1)
+        return {"n": 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        raise AssertionError
+
+
+def test_an_exception_of_a_handler_while_a_commit_asks_for_a_state(tmp_path: Path) -> None:
+    """It is not lost: nothing is committed, as if it had come a moment before."""
+
+    class TimeUp(Exception):
+        pass
+
+    def told(*_: Any) -> None:
+        raise TimeUp
+
+    net, late, before = nn.Linear(2, 1), Late(), signal.signal(signal.SIGUSR1, told)
+    try:
+        with pmstore.open(tmp_path / "a.pm") as store:
+            persist(net, None, store, also={"late": late})
+            sequence, late.comes = store.sequence, True
+            store["x"] = 1
+            with pytest.raises(TimeUp):
+                store.commit()
+            assert store.sequence == sequence
+            store.commit()
+            assert store.sequence > sequence
+    finally:
+        signal.signal(signal.SIGUSR1, before)

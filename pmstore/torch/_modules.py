@@ -22,7 +22,7 @@ from pmstore._values.tensors import array_of_tensor
 from pmstore.torch._memory import firsts
 from pmstore.torch._tensors import tensor_of
 
-__all__ = ["ModuleTensors", "in_memory", "ordered"]
+__all__ = ["ModuleTensors", "in_memory", "ordered", "require_there"]
 
 FORMAT = 1
 ANOTHER = "; another training needs a group of its own: persist(module, optimizer, store.group(name))"
@@ -53,6 +53,15 @@ def in_memory(tensor: torch.Tensor, what: str) -> torch.Tensor:
     return plain
 
 
+def require_there(mapping: NameMapping, key: str, address: int | None, what: str) -> None:
+    """Raise DetachedError unless there is an array under the key, with its elements at this address."""
+    found = mapping.get(key)
+    if not isinstance(found, np.ndarray) or (address is not None and address_of(found) != address):
+        raise DetachedError(
+            f"{key!r} of the {what} was deleted, replaced or renamed in the store: persist stores or reads it again"
+        )
+
+
 def ordered(tensor: torch.Tensor) -> Array:
     """Its elements, with the last axis contiguous."""
     return np.asarray(array_of_tensor(tensor), order="C")
@@ -81,6 +90,16 @@ def _places(module: torch.nn.Module) -> Iterator[_Place]:
                 yield _Place(owner.tensors, name, key, tensor, owner.tensors is part._parameters)
 
 
+def _refuse_script(module: torch.nn.Module) -> None:
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            what = f"the module {name!r}" if name else "a module"
+            raise TypeError(
+                f"persist can't keep {what} of TorchScript, which has tensors of its own: persist the module that "
+                "torch.jit.script gets, and call torch.jit.script after that"
+            )
+
+
 def _reference(part: torch.nn.Module | None) -> Callable[[], torch.nn.Module | None]:
     return (lambda: None) if part is None else weakref.ref(part)
 
@@ -89,6 +108,7 @@ class ModuleTensors:
     """The tensors of a module. It does not refer to the module, which may go."""
 
     def __init__(self, module: torch.nn.Module) -> None:
+        _refuse_script(module)
         self._places = list(_places(module))
         self._parts = [(weakref.ref(part), tuple(map(_reference, part._modules.values()))) for part in module.modules()]
         self._counts = [(owner, len(owner.names())) for part in module.modules() for owner in _owners(part)]
@@ -100,6 +120,24 @@ class ModuleTensors:
         self.key_of = {id(place.tensor): place.key for place in reversed(self._places)}
         self._where: list[Any] = []
         self._stored: dict[str, Array] = {}
+        self._refuse_others(module)
+
+    def _refuse_others(self, module: torch.nn.Module) -> None:
+        """Raise TypeError for what a module adds to its state_dict in a way of its own."""
+        usual = torch.nn.Module._save_to_state_dict
+        mine = self.memory().values()
+        for name, part in module.named_modules():
+            if type(part)._save_to_state_dict is usual:
+                continue
+            found: dict[str, Any] = {}
+            part._save_to_state_dict(found, f"{name}." if name else "", False)
+            for key, value in found.items():
+                renamed = isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in mine
+                if key not in self.arrays and not renamed and not key.endswith("_extra_state"):
+                    raise TypeError(
+                        f"persist can't keep {key!r}, which {type(part).__qualname__}._save_to_state_dict adds: make "
+                        "it a buffer, or return it from get_extra_state"
+                    )
 
     # ---- to and from the store
 
@@ -223,14 +261,10 @@ class ModuleTensors:
 
     def look(self, mapping: NameMapping, turn: int) -> None:
         """Raises DetachedError if an array is not the store's any more: each turn looks at another one."""
-        if not self._keys:
-            return
-        key = self._keys[turn % len(self._keys)]
-        found, kept = mapping.get(key), self._stored[key]
-        if not isinstance(found, np.ndarray) or (kept.size and address_of(found) != address_of(kept)):
-            raise DetachedError(
-                f"{key!r} of the module was deleted, replaced or renamed in the store: persist stores or reads it again"
-            )
+        if self._keys:
+            key = self._keys[turn % len(self._keys)]
+            kept = self._stored[key]
+            require_there(mapping, key, address_of(kept) if kept.size else None, "module")
 
     def are_in(self, mapping: NameMapping) -> bool:
         """Whether all arrays are still the store's."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import operator
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain, repeat
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ from pmstore._errors import CorruptStoreError, FingerprintMismatchError
 from pmstore._interrupts import later
 from pmstore._store.mapping import NameMapping
 from pmstore._values.values import encode
-from pmstore.torch._modules import ANOTHER, in_memory, ordered
+from pmstore.torch._modules import ANOTHER, in_memory, ordered, require_there
 from pmstore.torch._rest import like_mapping, plain, restore
 from pmstore.torch._tensors import tensor_of
 
@@ -56,6 +56,7 @@ class OptimizerTensors:
         self._tensors = tensors
         self._settings = settings
         self._kept: dict[str, dict[str, tuple[torch.Tensor, int]]] = {}  # by key and name: the tensor and its address
+        self._looked: Iterator[tuple[str, str, torch.Tensor]] = iter(())  # what `_kept` has, or had
         self._steps: list[_Step] = []  # that may not have ended
         self._in_step = False
         self._encoded: dict[str, bytes] = {}  # of the settings that the store has
@@ -87,6 +88,17 @@ class OptimizerTensors:
         self._steps = [*filter(_is_running, self._steps), _Step(threading.get_ident(), id(frame), frame.f_code)]
 
     # ---- to the store
+
+    def look(self) -> None:
+        """Raises DetachedError if a tensor is not the store's any more: each call looks at another one."""
+        key, name, tensor = next(self._looked, ("", "", _COPIED))
+        if not key:
+            kept = [(key, name, one) for key, some in self._kept.items() for name, (one, _) in some.items()]
+            self._looked = iter(kept)
+        now = self._kept.get(key, {}).get(name)
+        if now is not None and now[0] is tensor is not _COPIED:
+            address = tensor.data_ptr() if tensor.numel() else None
+            require_there(self._tensors, f"{key}/{name}", address, "optimizer's state")
 
     def take(self) -> None:
         """Store the state that the store does not have yet. Raises TypeError for a state that a store can't keep."""

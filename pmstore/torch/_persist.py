@@ -206,6 +206,8 @@ class Persisted:
         if self._ended:
             return
         self._tensors.look(self._in[MODULE], self._commits)
+        if self._optimizer is not None:
+            self._optimizer.look()
         self._commits += 1
         differs = self._tensors.take_buffers()
         try:

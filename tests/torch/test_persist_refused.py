@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -290,3 +291,63 @@ def test_names_that_are_gone_in_the_store(store: pmstore.Store, change: Any) -> 
     assert contents(module, optimizer) == trained("Adam", 1)
     for name, parameter in module.named_parameters():
         assert parameter.data_ptr() == store.group("module")[name].ctypes.data
+
+
+@pytest.mark.parametrize(
+    "change", [lambda store: store.group("optimizer").clear(), lambda store: store.rename("optimizer", "old")]
+)
+def test_state_of_the_optimizer_that_the_program_deletes(tmp_path: Path, change: Callable[[Any], Any]) -> None:
+    """Commits notice it, as that of a module: each looks at one of the tensors."""
+    module, optimizer = build("Adam")
+    with pmstore.open(tmp_path / "a.pm") as store:
+        persist(module, optimizer, store)
+        step(module, optimizer, 1)
+        store.commit()
+        change(store)
+        with pytest.raises(pmstore.DetachedError, match="of the optimizer's state was deleted, replaced or renamed"):
+            for number in range(200):
+                step(module, optimizer, number)
+                store.commit()
+        store._drop()
+
+
+class Counting(nn.Module):
+    """A module that keeps a number in a way of its own."""
+
+    def __init__(self, calls: int = 0) -> None:
+        super().__init__()
+        self.inside, self.calls = nn.Linear(4, 4), calls
+
+    def _save_to_state_dict(self, found: Any, prefix: str, keep: bool) -> None:
+        super()._save_to_state_dict(found, prefix, keep)
+        found[f"{prefix}calls"] = torch.tensor(self.calls)
+
+
+class Renaming(nn.Linear):
+    def _save_to_state_dict(self, found: Any, prefix: str, keep: bool) -> None:
+        super()._save_to_state_dict(found, prefix, keep)
+        found[f"{prefix}kernel"] = found.pop(f"{prefix}weight")
+
+
+def test_what_a_module_adds_to_its_state_dict_itself(tmp_path: Path) -> None:
+    with pmstore.open(tmp_path / "a.pm") as store:
+        with pytest.raises(TypeError, match=r"'0\.calls', which Counting\._save_to_state_dict adds: make it a buffer"):
+            persist(nn.Sequential(Counting()), None, store)
+        assert len(store) == 0
+        persist(nn.Sequential(Renaming(2, 2)), None, store)
+        assert "module/0.weight" in store
+
+
+def test_torch_script(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.BatchNorm1d(4))
+    with pmstore.open(tmp_path / "a.pm") as store:
+        for module, what in (
+            (torch.jit.script(net), "a module"),
+            (nn.Sequential(torch.jit.script(net)), "the module '0'"),
+        ):
+            with pytest.raises(TypeError, match=f"persist can't keep {what} of TorchScript"):
+                persist(module, None, store)
+        persist(net, None, store)
+        torch.jit.script(net)(torch.ones(2, 4))
+        store.commit()
+        assert store["module/0.running_mean"].tolist() == net[0].running_mean.tolist() != [0.0] * 4

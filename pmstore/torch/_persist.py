@@ -205,9 +205,10 @@ class Persisted:
         self.after_rollback()
         if self._ended:
             return
-        self._tensors.look(self._in[MODULE], self._commits)
-        if self._optimizer is not None:
+        if self._optimizer is not None and self._commits % 8 == 7:
             self._optimizer.look()
+        else:
+            self._tensors.look(self._in[MODULE], self._commits - self._commits // 8)
         self._commits += 1
         differs = self._tensors.take_buffers()
         try:

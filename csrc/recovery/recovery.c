@@ -150,13 +150,22 @@ static pm_status note_declared(pm_store *store, pm_recovery_log *found)
     return PM_OK;
 }
 
+/* Brings the private mapping up to date. For salvage, a page that can't be read stays so. */
+static pm_status write_private(pm_region *region, uint64_t offset, const uint8_t *bytes, uint64_t length)
+{
+    for (uint64_t at = 0, part; at < length; at += part) {
+        part = region->salvage ? PM_PAGE - (offset + at) % PM_PAGE : length;
+        if (part > length - at) part = length - at;
+        pm_status status = pm_region_make_private(region, offset + at, part, "what a commit has changed in part");
+        if (status == PM_OK) memcpy(region->live + offset + at, bytes + at, part);
+        else if (!region->salvage) return status;
+    }
+    return PM_OK;
+}
+
 static pm_status write_committed(pm_store *store, uint64_t offset, const uint8_t *bytes, uint64_t length)
 {
-    if (store->media.read_only) {
-        PM_TRY(pm_region_make_private(&store->region, offset, length, "what a commit has changed in part"));
-        memcpy(store->region.live + offset, bytes, length);
-        return PM_OK;
-    }
+    if (store->media.read_only) return write_private(&store->region, offset, bytes, length);
     return pm_region_write(&store->region, offset, bytes, length, PM_WRITE_STREAM);
 }
 

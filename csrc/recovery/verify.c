@@ -206,9 +206,12 @@ static void check_entry(checker *c, const pm_cell *cell, pm_key key)
     check_contents(c, cell, key, committed);
 }
 
-/* Checks a subtree whose keys lie in [from, to). An empty key is no bound. */
+/* Checks a subtree whose keys lie in [from, to). An empty key is no bound. For salvage, entries count only
+ * in the leaves that were found, which are claimed already. */
 static void check_tree(checker *c, uint64_t offset, uint32_t level, pm_key from, pm_key to)
 {
+    bool found = c->region->leaves && offset < c->region->size && c->kinds[offset / PM_PAGE] == PM_PAGE_META;
+    if (found && !level) return;
     const pm_node *node = metadata(c, offset, PM_TYPE_NODE);
     if (!node) return;
     if (!pm_node_valid(node) || node->head.level != level) {
@@ -225,7 +228,7 @@ static void check_tree(checker *c, uint64_t offset, uint32_t level, pm_key from,
                         "the catalog node at region offset %llu holds a key of another node",
                         (unsigned long long)offset);
         if (!level) {
-            if (i < node->count) check_entry(c, &cell, key), c->keys++;
+            if (i < node->count && !c->region->leaves) check_entry(c, &cell, key), c->keys++;
             continue;
         }
         uint64_t child = node->first_child;
@@ -234,43 +237,42 @@ static void check_tree(checker *c, uint64_t offset, uint32_t level, pm_key from,
     }
 }
 
-/* For salvage: checks the entries of the leaves to which the tree did not lead. */
+/* For salvage: claims the leaves that were found. */
 static void check_leaves(checker *c)
 {
-    for (size_t i = 0; i < c->region->leaf_count; i++) {
-        const pm_node *leaf = c->region->leaves[i];
-        if (c->kinds[leaf->head.self / PM_PAGE] || !metadata(c, leaf->head.self, PM_TYPE_NODE)) continue;
-        for (unsigned j = 0; j < leaf->count; j++) {
+    const pm_leaves *leaves = c->region->leaves;
+    for (size_t i = 0; leaves && i < leaves->count; i++) metadata(c, leaves->all[i]->head.self, PM_TYPE_NODE);
+}
+
+/* For salvage: checks the entries of the leaves that were found. */
+static void check_entries(checker *c)
+{
+    const pm_leaves *leaves = c->region->leaves;
+    for (size_t i = 0; leaves && i < leaves->count; i++) {
+        for (unsigned slot = 0; slot < leaves->all[i]->count; slot++) {
             pm_key key;
-            pm_cell cell = pm_node_cell(leaf, j, &key, NULL);
+            pm_cell cell = pm_node_cell(leaves->all[i], slot, &key, NULL);
             check_entry(c, &cell, key), c->keys++;
         }
     }
 }
 
-/* Adds a gap: keys between these two may be missing. */
-static void add_gap(checker *c, pm_key from, pm_key to)
-{
-    add_problem(c, 0, 0, UINT64_MAX, from, "keys behind this one may be missing");
-    add_problem(c, 0, 0, UINT64_MAX, to, "keys before this one may be missing");
-}
-
-/* For salvage: tells where leaves may be missing. It comes before the contents, of which a report may be full. */
-static void check_gaps(checker *c, const pm_root *root)
+/* For salvage: tells where keys may be missing, by two problems for each hole. */
+static void check_holes(checker *c, const pm_root *root)
 {
     const pm_key behind_all = {(const uint8_t *)"\xff", 1};
-    pm_region *region = c->region;
-    uint64_t keys = 0;
-    for (size_t i = 0; i < region->leaf_count; i++) keys += ((const pm_node *)region->leaves[i])->count;
-    if (!region->leaves || (root && root->keys == keys)) return;
-    if (!root) add_gap(c, no_key, behind_all);
-    for (size_t i = 0; root && i <= region->leaf_count; i++) {
-        pm_key from = no_key, to = behind_all;
-        if (!pm_leaves_gap(region, i)) continue;
-        const pm_node *before = i ? region->leaves[i - 1] : NULL;
-        if (before) pm_node_cell(before, before->count - 1u, &from, NULL);
-        if (i < region->leaf_count) pm_node_cell(region->leaves[i], 0, &to, NULL);
-        add_gap(c, from, to);
+    const pm_leaves *leaves = c->region->leaves;
+    if (!leaves || (root && root->keys == pm_leaves_keys(leaves))) return;
+    size_t before = 0, after = 0; /* leaves */
+    for (size_t hole = 0; hole < leaves->hole_count; hole++) {
+        pm_key from = leaves->holes[hole].from, to = leaves->holes[hole].to;
+        while (before < leaves->count && pm_node_compare_keys(pm_leaves_first(leaves->all[before]), from) < 0) before++;
+        for (after = before; after < leaves->count; after++)
+            if (to.length && pm_node_compare_keys(pm_leaves_first(leaves->all[after]), to) >= 0) break;
+        from = before ? pm_leaves_last(leaves->all[before - 1]) : no_key;
+        to = after < leaves->count ? pm_leaves_first(leaves->all[after]) : behind_all;
+        add_problem(c, 0, 0, UINT64_MAX, from, "keys behind this one may be missing");
+        add_problem(c, 0, 0, UINT64_MAX, to, "keys before this one may be missing");
     }
 }
 
@@ -358,16 +360,18 @@ static void check_state(checker *c)
 {
     uint64_t pairs = 0;
     const pm_root *root = metadata(c, 0, PM_TYPE_ROOT);
-    check_gaps(c, root);
+    check_leaves(c);
+    check_holes(c, root);
     if (c->region->slots_lost)
-        add_problem(c, 0, 0, 0, no_key, "the table of slots is lost: large arrays may be those of the commit before");
+        add_problem(c, 0, 0, 0, no_key,
+                    "the table of slots is damaged: large arrays may be those of an earlier commit");
     if (root) {
         check_map_pages(c, root);
         pairs = check_slots(c, root);
         check_catalog(c, root);
     }
-    check_leaves(c);
-    if (is_valid_beside_contents(c) && c->keys != root->keys)
+    check_entries(c);
+    if (root && is_valid_beside_contents(c) && c->keys != root->keys)
         add_problem(c, 0, PM_PAGE, 0, no_key, "the root counts %llu keys; the catalog has %llu",
                     (unsigned long long)root->keys, (unsigned long long)c->keys);
     if (is_valid_beside_contents(c) && c->paired != pairs)

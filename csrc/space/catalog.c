@@ -1,6 +1,7 @@
 #include "space/catalog.h"
 
 #include "base/hash.h"
+#include "space/leaves.h"
 #include "space/page.h"
 
 enum { LARGEST_INNER = sizeof(pm_cell) + PM_KEY_MAX + 8 };
@@ -16,7 +17,7 @@ static bool is_metadata(pm_region *region, uint64_t page, pm_status *status)
     return true;
 }
 
-static pm_node *node_read(pm_region *region, uint64_t offset, uint32_t level, pm_status *status)
+pm_node *pm_catalog_node(pm_region *region, uint64_t offset, uint32_t level, pm_status *status)
 {
     bool known = offset < region->size && region->flags[offset / PM_PAGE] & PM_FLAG_VERIFIED;
     pm_node *node = pm_page_read(region, offset, PM_TYPE_NODE, status);
@@ -55,7 +56,7 @@ static pm_status descend_tree(pm_region *region, pm_key key, tree_path *path)
     uint32_t level = ((const pm_page_head *)(const void *)(region->live + offset))->level;
     if (level >= PM_TREE_HEIGHT) return pm_fail(PM_CORRUPT, "the catalog is damaged: it is too high");
     for (path->depth = 0;; path->depth++, level--) {
-        pm_node *node = node_read(region, offset, level, &status);
+        pm_node *node = pm_catalog_node(region, offset, level, &status);
         PM_TRY(status);
         path->nodes[path->depth] = node;
         if (!level) return PM_OK;
@@ -64,25 +65,15 @@ static pm_status descend_tree(pm_region *region, pm_key key, tree_path *path)
     }
 }
 
-/* Finds the last leaf that begins with no higher key, or the first one, among those that were found. */
-static pm_status find_leaf(const pm_region *region, pm_key key, tree_path *path)
-{
-    size_t from = 0, to = region->leaf_count;
-    if (!to) return PM_NOT_FOUND;
-    while (to - from > 1) {
-        size_t middle = from + (to - from) / 2;
-        pm_key first;
-        pm_node_cell(region->leaves[middle], 0, &first, NULL);
-        if (pm_node_compare_keys(first, key) <= 0) from = middle;
-        else to = middle;
-    }
-    path->nodes[path->depth = 0] = region->leaves[path->leaf = from];
-    return PM_OK;
-}
-
 static pm_status descend(pm_region *region, pm_key key, tree_path *path)
 {
-    return region->leaves ? find_leaf(region, key, path) : descend_tree(region, key, path);
+    const pm_leaves *leaves = region->leaves;
+    if (!leaves) return descend_tree(region, key, path);
+    if (!leaves->count) return PM_NOT_FOUND;
+    path->depth = 0;
+    path->leaf = pm_leaves_at(leaves, key);
+    path->nodes[0] = leaves->all[path->leaf];
+    return PM_OK;
 }
 
 void pm_catalog_node_found(const pm_node *leaf, unsigned slot, pm_found *found)
@@ -93,7 +84,7 @@ void pm_catalog_node_found(const pm_node *leaf, unsigned slot, pm_found *found)
 
 pm_status pm_catalog_get(pm_region *region, pm_key key, pm_found *found)
 {
-    tree_path path;
+    tree_path path = {.depth = 0};
     bool exact;
     PM_TRY(descend(region, key, &path));
     const pm_node *leaf = path.nodes[path.depth];
@@ -103,8 +94,17 @@ pm_status pm_catalog_get(pm_region *region, pm_key key, pm_found *found)
     return PM_OK;
 }
 
-static pm_status step_in_tree(pm_region *region, tree_path *path, int by)
+static pm_status step_found(const pm_leaves *leaves, tree_path *path, int by)
 {
+    if (path->leaf == (by < 0 ? 0 : leaves->count - 1)) return PM_NOT_FOUND;
+    path->nodes[0] = leaves->all[path->leaf += (size_t)by];
+    return PM_OK;
+}
+
+/* Steps to the neighbouring leaf: by = 1 or -1. PM_NOT_FOUND at the end. */
+static pm_status step_leaf(pm_region *region, tree_path *path, int by)
+{
+    if (region->leaves) return step_found(region->leaves, path, by);
     int depth = (int)path->depth - 1;
     for (; depth >= 0; depth--) {
         if (by > 0 && path->children[depth] < path->nodes[depth]->count) break;
@@ -116,32 +116,13 @@ static pm_status step_in_tree(pm_region *region, tree_path *path, int by)
         pm_status status;
         const pm_node *node = path->nodes[depth];
         uint64_t offset = pm_node_child_at(node, path->children[depth]);
-        path->nodes[depth + 1] = node_read(region, offset, node->head.level - 1, &status);
+        path->nodes[depth + 1] = pm_catalog_node(region, offset, node->head.level - 1, &status);
         PM_TRY(status);
         path->children[depth + 1] = by > 0 ? 0 : path->nodes[depth + 1]->count;
     }
     /* Only the root may be an empty leaf; walking over others could take for ever. */
     if (!path->nodes[path->depth]->count) return pm_fail(PM_CORRUPT, "the catalog is damaged: a leaf is empty");
     return PM_OK;
-}
-
-/* Steps to the neighbouring leaf: by = 1 or -1. PM_NOT_FOUND at the end. */
-static pm_status step_leaf(pm_region *region, tree_path *path, int by)
-{
-    if (!region->leaves) return step_in_tree(region, path, by);
-    if (path->leaf == (by < 0 ? 0 : region->leaf_count - 1)) return PM_NOT_FOUND;
-    path->nodes[0] = region->leaves[path->leaf += (size_t)by];
-    return PM_OK;
-}
-
-pm_status pm_catalog_beside(pm_region *region, pm_key key, int by, const pm_node **leaf, const pm_node **beside)
-{
-    tree_path path;
-    PM_TRY(descend_tree(region, key, &path));
-    *leaf = path.nodes[path.depth];
-    pm_status status = by ? step_in_tree(region, &path, by) : PM_NOT_FOUND;
-    *beside = status == PM_OK ? path.nodes[path.depth] : NULL;
-    return status == PM_NOT_FOUND ? PM_OK : status;
 }
 
 static pm_status in_order(bool is)
@@ -378,8 +359,8 @@ static void remove_child(pm_node *node, unsigned index)
 static pm_status merge_leaves(pm_region *region, pm_node *parent, unsigned index)
 {
     pm_status status;
-    pm_node *left = node_read(region, pm_node_child_at(parent, index), 0, &status);
-    pm_node *right = node_read(region, pm_node_child_at(parent, index + 1), 0, &status);
+    pm_node *left = pm_catalog_node(region, pm_node_child_at(parent, index), 0, &status);
+    pm_node *right = pm_catalog_node(region, pm_node_child_at(parent, index + 1), 0, &status);
     if (!left || !right || left == right || right->used + 2u * right->count > pm_node_room(left)) return PM_OK;
     pm_page_edit(region, left);
     pm_page_edit(region, parent);
@@ -434,7 +415,7 @@ pm_status pm_catalog_delete(pm_region *region, pm_key key)
         root->tree = child;
         uint32_t level = top->head.level - 1;
         PM_TRY(free_node(region, top));
-        top = node_read(region, child, level, &status);
+        top = pm_catalog_node(region, child, level, &status);
         PM_TRY(status);
     }
     return PM_OK;
@@ -517,7 +498,7 @@ static pm_status shift_below(pm_region *region, pm_node *node, const shift *how,
         unsigned i = pm_node_child_index(node, pm_node_numbered(bytes, how->prefix, least));
         for (; i <= last; i++) {
             pm_status status;
-            pm_node *child = node_read(region, pm_node_child_at(node, i), node->head.level - 1, &status);
+            pm_node *child = pm_catalog_node(region, pm_node_child_at(node, i), node->head.level - 1, &status);
             PM_TRY(status);
             bounds below = in ? *in : (bounds){{NULL, 0}, {NULL, 0}};
             if (in && i) pm_node_cell(node, i - 1, &below.low, NULL);

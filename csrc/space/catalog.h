@@ -27,9 +27,8 @@ pm_status pm_catalog_seek(pm_region *region, pm_key key, bool after, pm_found *f
 /* The last entry with a key < key; PM_NOT_FOUND if there is none. */
 pm_status pm_catalog_before(pm_region *region, pm_key key, pm_found *found);
 
-/* By the tree, also if leaves were found without it (space/leaves.h): the leaf that has the key or would have it, and
- * the one before it (by == -1) or behind it (1), or NULL. */
-pm_status pm_catalog_beside(pm_region *region, pm_key key, int by, const pm_node **leaf, const pm_node **beside);
+/* A node of the tree, checked when it is first read; NULL with PM_CORRUPT or PM_UNREADABLE. */
+pm_node *pm_catalog_node(pm_region *region, uint64_t offset, uint32_t level, pm_status *status);
 
 pm_status pm_catalog_put(pm_region *region, pm_key key, const pm_entry *entry, const uint8_t *meta);
 pm_status pm_catalog_delete(pm_region *region, pm_key key);

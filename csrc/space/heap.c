@@ -54,17 +54,21 @@ static pm_map *map_read(pm_region *region, uint64_t page, pm_status *status)
 
 unsigned pm_heap_live_kind(pm_region *region, uint64_t page, pm_status *status)
 {
+    if (map_read(region, page, status) || *status == PM_OK) return pm_heap_kind(region, region->live, page);
+    if (*status == PM_UNREADABLE) return PM_PAGE_FREE;
+    /* A damaged map may still say what the page is: only what it frees or gives away has to be right. A damaged list
+     * may lead to any page. */
     *status = PM_OK;
-    /* A damaged map may still say what the page is: only what it frees or gives away has to be right. */
-    if (!map_read(region, page, status) && *status == PM_UNREADABLE) return PM_PAGE_FREE;
-    *status = PM_OK;
-    return pm_heap_kind(region, region->live, page);
+    const uint8_t *map = (const void *)map_in(region, region->live, page);
+    uint64_t offset = map ? (uint64_t)(map - region->live) : 0;
+    if (map) *status = pm_region_readable(region, region->live, offset, PM_PAGE, "a page of metadata");
+    return *status == PM_OK ? pm_heap_kind(region, region->live, page) : PM_PAGE_FREE;
 }
 
 bool pm_heap_knows(pm_region *region, uint64_t page)
 {
     pm_status status;
-    return map_read(region, page, &status) || status == PM_OK;
+    return !region->map_lost && (map_read(region, page, &status) || status == PM_OK);
 }
 
 /* ---- searching ---------------------------------------------------------------------------------------------- */
@@ -456,16 +460,25 @@ pm_status pm_heap_alloc(pm_region *region, uint64_t length, uint64_t *offset)
     return pm_heap_pages(region, pm_extent_pages(length), PM_PAGE_DATA, offset);
 }
 
+/* For salvage: whether the head of a slab is damaged, or the part of the map that describes it. Its blocks have hashes,
+ * which prove them. */
+static bool is_lost(pm_region *region, uint64_t slab)
+{
+    if (!region->salvage) return false;
+    if (!pm_heap_knows(region, slab / PM_PAGE)) return true;
+    return pm_region_readable(region, region->live, slab, PM_LINE, "a slab") == PM_OK
+           && !pm_page_valid(region, region->live, slab, PM_TYPE_SLAB);
+}
+
 pm_status pm_heap_check_extent(pm_region *region, uint64_t offset, uint64_t length)
 {
     if (!length || length > PM_REGION_LIMIT || !pm_region_holds(region, offset, pm_extent_size(length)))
         return pm_fail(PM_CORRUPT, "an extent is damaged: it lies outside the store");
-    /* For salvage, the catalog and the hashes of the contents are proof enough. */
-    if (region->salvage && !(pm_extent_is_small(length) ? offset % PM_PAGE < PM_LINE : offset % PM_PAGE)) return PM_OK;
     if (pm_extent_is_small(length)) {
         pm_slab *slab;
         unsigned block;
         pm_status status;
+        if (offset % PM_PAGE >= PM_LINE && is_lost(region, offset / PM_PAGE * PM_PAGE)) return PM_OK;
         unsigned there = pm_heap_live_kind(region, offset / PM_PAGE, &status);
         PM_TRY(status);
         if (offset % PM_PAGE < PM_LINE || there != PM_PAGE_SLAB)
@@ -478,9 +491,10 @@ pm_status pm_heap_check_extent(pm_region *region, uint64_t offset, uint64_t leng
     for (uint64_t page = offset / PM_PAGE; page < end;) {
         pm_status status;
         const pm_map *map = map_read(region, page, &status);
-        PM_TRY(status);
+        if (!region->salvage) PM_TRY(status);
         uint64_t part = page - page % PM_MAP_PAGES + PM_MAP_PAGES;
         if (part > end) part = end;
+        if (status != PM_OK || region->map_lost) page = part; /* their hashes prove them */
         for (; page < part; page++) {
             uint64_t i = page % PM_MAP_PAGES;
             if (map && i % 32 == 0 && map->words[i / 32] == LOW_BITS * PM_PAGE_DATA) page += 31;

@@ -1,15 +1,64 @@
 #include "space/leaves.h"
 
 #include <stdlib.h>
+#include <string.h>
 #include <sys/mman.h>
 
 #include "space/page.h"
+
+static const pm_key no_key = {NULL, 0};
+
+pm_key pm_leaves_first(const pm_node *leaf)
+{
+    pm_key key;
+    pm_node_cell(leaf, 0, &key, NULL);
+    return key;
+}
+
+pm_key pm_leaves_last(const pm_node *leaf)
+{
+    pm_key key;
+    pm_node_cell(leaf, leaf->count - 1u, &key, NULL);
+    return key;
+}
+
+uint64_t pm_leaves_keys(const pm_leaves *leaves)
+{
+    uint64_t keys = 0;
+    for (size_t i = 0; i < leaves->count; i++) keys += leaves->all[i]->count;
+    return keys;
+}
+
+size_t pm_leaves_at(const pm_leaves *leaves, pm_key key)
+{
+    size_t from = 0, to = leaves->count;
+    while (to > from + 1) {
+        size_t middle = from + (to - from) / 2;
+        if (pm_node_compare_keys(pm_leaves_first(leaves->all[middle]), key) <= 0) from = middle;
+        else to = middle;
+    }
+    return from;
+}
+
+static bool is_within(const pm_node *node, pm_key from, pm_key to)
+{
+    if (!node->count) return true;
+    return pm_node_key_within(pm_leaves_first(node), from, to) && pm_node_key_within(pm_leaves_last(node), from, to);
+}
 
 static bool is_page(const pm_region *region, uint64_t offset, uint32_t type)
 {
     return pm_region_readable(region, region->live, offset, PM_PAGE, "a page of metadata") == PM_OK
            && pm_page_valid(region, region->live, offset, type);
 }
+
+static bool is_metadata(pm_region *region, uint64_t offset)
+{
+    uint64_t page = offset / PM_PAGE;
+    return pm_heap_knows(region, page) && pm_heap_kind(region, region->live, page) == PM_PAGE_META;
+}
+
+/* ---- the root --------------------------------------------------------------------------------------------------- */
 
 /* The page that is the only one of its type; 0: there is none, or *several. */
 static uint64_t only_page(const pm_region *region, uint32_t type, bool *several)
@@ -25,6 +74,19 @@ static uint64_t only_page(const pm_region *region, uint32_t type, bool *several)
     return found;
 }
 
+/* Whether a page is damaged that the map calls metadata: it may be one of the table of slots. */
+static bool any_damaged(pm_region *region)
+{
+    static const uint32_t types[] = {PM_TYPE_NODE, PM_TYPE_MAP, PM_TYPE_MAP_LIST, PM_TYPE_SLOTS};
+    for (uint64_t offset = PM_PAGE; offset < region->size; offset += PM_PAGE) {
+        bool sound = !is_metadata(region, offset);
+        for (size_t i = 0; i < sizeof types / sizeof types[0] && !sound; i++)
+            sound = is_page(region, offset, types[i]);
+        if (!sound) return true;
+    }
+    return false;
+}
+
 /* Makes a root that leads to the space map and the table of slots, if each has a single page to begin with: the map of
  * up to 31 GiB, the table of up to 126 extents. The checksum stays invalid, which pm_verify reports. */
 static pm_status make_root(pm_region *region)
@@ -35,66 +97,199 @@ static pm_status make_root(pm_region *region)
     if (!region->media->lent && mmap(root, PM_PAGE, PROT_READ | PROT_WRITE, how, -1, 0) == MAP_FAILED)
         return pm_fail_errno("cannot map a page of memory");
     *root = (pm_root){.head = {.type = PM_TYPE_ROOT}};
-    root->map_lists[0] = only_page(region, PM_TYPE_MAP_LIST, &several);
-    root->slots[0] = only_page(region, PM_TYPE_SLOTS, &region->slots_lost);
     region->flags[0] |= PM_FLAG_VERIFIED;
+    root->map_lists[0] = only_page(region, PM_TYPE_MAP_LIST, &several);
+    root->slots[0] = only_page(region, PM_TYPE_SLOTS, &several);
+    region->slots_lost = several || !root->map_lists[0] || any_damaged(region);
     return PM_OK;
 }
 
-static pm_key edge(const pm_node *leaf, bool last)
+/* ---- leaves ------------------------------------------------------------------------------------------------------ */
+
+/* The array with room for one more element; NULL: there is no memory. */
+static void *roomy(void *array, size_t count, size_t *room, size_t size)
 {
-    pm_key key;
-    pm_node_cell(leaf, last ? leaf->count - 1u : 0, &key, NULL);
-    return key;
+    if (count < *room) return array;
+    size_t more = *room ? 2 * *room : 64;
+    void *larger = realloc(array, more * size);
+    if (larger) *room = more;
+    return larger;
+}
+
+static pm_status no_memory(void)
+{
+    return pm_fail(PM_NO_MEMORY, "no memory for a list of the catalog's pages");
+}
+
+static pm_status add_leaf(pm_leaves *leaves, pm_node *leaf)
+{
+    if (!leaf->count) return PM_OK;
+    void *all = roomy(leaves->all, leaves->count, &leaves->room, sizeof(pm_node *));
+    if (!all) return no_memory();
+    leaves->all = all;
+    leaves->all[leaves->count++] = leaf;
+    return PM_OK;
+}
+
+/* Adds a hole, or makes the one before it larger if they are neighbours. */
+static pm_status add_hole(pm_leaves *leaves, pm_key from, pm_key to)
+{
+    pm_hole *last = leaves->hole_count ? &leaves->holes[leaves->hole_count - 1] : NULL;
+    if (last && !pm_node_compare_keys(last->to, from)) {
+        last->to = to;
+        return PM_OK;
+    }
+    void *holes = roomy(leaves->holes, leaves->hole_count, &leaves->hole_room, sizeof(pm_hole));
+    if (!holes) return no_memory();
+    leaves->holes = holes;
+    leaves->holes[leaves->hole_count++] = (pm_hole){from, to};
+    return PM_OK;
+}
+
+/* A node that is sound, and has the keys that it should have; NULL: it is not, or the tree leads to it in two ways. */
+static pm_node *node_at(pm_region *region, uint64_t offset, uint32_t level, pm_key from, pm_key to)
+{
+    pm_status status;
+    if (offset % PM_PAGE || offset >= region->size) return NULL;
+    uint64_t page = offset / PM_PAGE, *seen = &region->leaves->seen[page / 64], bit = UINT64_C(1) << page % 64;
+    if (*seen & bit) return NULL;
+    pm_node *node = pm_catalog_node(region, offset, level, &status);
+    if (!node || !is_within(node, from, to)) return NULL;
+    *seen |= bit;
+    return node;
+}
+
+/* Finds the leaves and the holes of a subtree. */
+static pm_status walk(pm_region *region, uint64_t offset, uint32_t level, pm_key from, pm_key to)
+{
+    pm_node *node = node_at(region, offset, level, from, to);
+    if (!node) return add_hole(region->leaves, from, to);
+    if (!level) return add_leaf(region->leaves, node);
+    for (unsigned i = 0; i <= node->count; i++) {
+        pm_key low = from, high = to;
+        if (i) pm_node_cell(node, i - 1, &low, NULL);
+        if (i < node->count) pm_node_cell(node, i, &high, NULL);
+        PM_TRY(walk(region, pm_node_child_at(node, i), level - 1, low, high));
+    }
+    return PM_OK;
+}
+
+static bool is_in_hole(const pm_leaves *leaves, const pm_node *leaf)
+{
+    for (size_t i = 0; i < leaves->hole_count; i++)
+        if (is_within(leaf, leaves->holes[i].from, leaves->holes[i].to)) return true;
+    return false;
+}
+
+/* Whether all keys of a leaf are between two others. */
+static bool is_between(const pm_leaves *leaves, const pm_node *leaf)
+{
+    size_t at = pm_leaves_at(leaves, pm_leaves_first(leaf)), next = at + 1;
+    if (!leaves->count) return true;
+    if (pm_node_compare_keys(pm_leaves_first(leaf), pm_leaves_first(leaves->all[at])) < 0) next = at;
+    else if (pm_node_compare_keys(pm_leaves_first(leaf), pm_leaves_last(leaves->all[at])) <= 0) return false;
+    return next == leaves->count
+           || pm_node_compare_keys(pm_leaves_last(leaf), pm_leaves_first(leaves->all[next])) < 0;
+}
+
+/* The leaf on a page that the map calls metadata, and to which the tree does not lead. */
+static pm_node *lost_leaf(pm_region *region, uint64_t offset)
+{
+    pm_status status;
+    const uint64_t page = offset / PM_PAGE, seen = region->leaves->seen[page / 64] >> page % 64 & 1;
+    if (seen || !is_metadata(region, offset) || !is_page(region, offset, PM_TYPE_NODE)) return NULL;
+    pm_node *leaf = pm_catalog_node(region, offset, 0, &status);
+    return leaf && leaf->count ? leaf : NULL;
 }
 
 static int by_key(const void *a, const void *b)
 {
-    return pm_node_compare_keys(edge(*(const pm_node *const *)a, false), edge(*(const pm_node *const *)b, false));
+    return pm_node_compare_keys(pm_leaves_first(*(pm_node *const *)a), pm_leaves_first(*(pm_node *const *)b));
 }
 
-/* The leaf on a page, if it is one that the catalog has now: a page that is free may have been a leaf once. */
-static pm_node *leaf_at(pm_region *region, uint64_t offset)
+/* Brings the leaves into the order of their keys. Those of a hole may overlap if the map is an older one. */
+static void sort(pm_leaves *leaves)
+{
+    size_t kept = 0;
+    if (leaves->count) qsort(leaves->all, leaves->count, sizeof(pm_node *), by_key);
+    for (size_t i = 0; i < leaves->count; i++) {
+        pm_node *leaf = leaves->all[i];
+        if (!kept || pm_node_compare_keys(pm_leaves_last(leaves->all[kept - 1]), pm_leaves_first(leaf)) < 0)
+            leaves->all[kept++] = leaf;
+    }
+    leaves->count = kept;
+}
+
+static pm_status fill_holes(pm_region *region)
+{
+    pm_leaves *leaves = region->leaves;
+    for (uint64_t offset = PM_PAGE; leaves->hole_count && offset < region->size; offset += PM_PAGE) {
+        pm_node *leaf = lost_leaf(region, offset);
+        if (!leaf || !is_in_hole(leaves, leaf)) continue;
+        leaves->seen[offset / PM_PAGE / 64] |= UINT64_C(1) << offset / PM_PAGE % 64;
+        PM_TRY(add_leaf(leaves, leaf));
+    }
+    sort(leaves);
+    return PM_OK;
+}
+
+/* A node that a lost write left as it was before leads past leaves, and only the count of keys shows it. Adds leaves
+ * between others, if they have as many keys as are missing. */
+static pm_status complete(pm_region *region, uint64_t missing)
+{
+    pm_leaves *leaves = region->leaves, found = {0};
+    pm_status status = PM_OK;
+    for (uint64_t offset = PM_PAGE; status == PM_OK && offset < region->size; offset += PM_PAGE) {
+        pm_node *leaf = lost_leaf(region, offset);
+        if (leaf && is_between(leaves, leaf)) status = add_leaf(&found, leaf);
+    }
+    if (pm_leaves_keys(&found) != missing) found.count = 0;
+    for (size_t i = 0; status == PM_OK && i < found.count; i++) status = add_leaf(leaves, found.all[i]);
+    free(found.all);
+    sort(leaves);
+    return status;
+}
+
+/* Finds the leaves, by the tree and, in its holes, by the map. Nodes that were found before are checked again. */
+static pm_status find(pm_region *region, const pm_root *root)
 {
     pm_status status;
-    const bool known = pm_heap_knows(region, offset / PM_PAGE);
-    if (known && pm_heap_kind(region, region->live, offset / PM_PAGE) != PM_PAGE_META) return NULL;
-    if (!is_page(region, offset, PM_TYPE_NODE)) return NULL;
-    pm_node *leaf = pm_page_read(region, offset, PM_TYPE_NODE, &status);
-    if (!leaf || leaf->head.level || !leaf->count || !pm_node_valid(leaf)) return NULL;
-    const pm_node *there = leaf, *beside;
-    if (!known && pm_catalog_beside(region, edge(leaf, false), 0, &there, &beside) != PM_OK) return NULL;
-    return there == leaf ? leaf : NULL;
+    pm_leaves *leaves = region->leaves;
+    leaves->count = leaves->hole_count = 0;
+    for (uint64_t page = 0; page < region->size / PM_PAGE; page++)
+        if (leaves->seen[page / 64] >> page % 64 & 1) region->flags[page] &= (uint8_t)~PM_FLAG_VERIFIED;
+    memset(leaves->seen, 0, (region->size / PM_PAGE / 64 + 1) * sizeof *leaves->seen);
+    const pm_node *top = root ? pm_page_read(region, root->tree, PM_TYPE_NODE, &status) : NULL;
+    if (top && top->head.level < PM_TREE_HEIGHT) PM_TRY(walk(region, root->tree, top->head.level, no_key, no_key));
+    else PM_TRY(add_hole(leaves, no_key, no_key));
+    return fill_holes(region);
 }
 
 pm_status pm_leaves_find(pm_region *region)
 {
     pm_status status;
-    size_t count = 0, room = 64;
-    region->salvage = true;
-    if (!pm_heap_root(region, &status)) PM_TRY(make_root(region));
-    void **leaves = malloc(room * sizeof *leaves), **more = leaves;
-    for (uint64_t offset = PM_PAGE; more && offset < region->size; offset += PM_PAGE) {
-        void *leaf = leaf_at(region, offset);
-        if (!leaf) continue;
-        if (count == room) more = realloc(leaves, (room *= 2) * sizeof *leaves);
-        if (more) (leaves = more)[count++] = leaf;
-    }
-    if (!more) {
-        free(leaves);
-        return pm_fail(PM_NO_MEMORY, "no memory for a list of the catalog's pages");
-    }
-    qsort(leaves, count, sizeof *leaves, by_key);
-    region->leaves = leaves, region->leaf_count = count;
-    return PM_OK;
+    const pm_root *root = pm_heap_root(region, &status);
+    if (!root) PM_TRY(make_root(region));
+    pm_leaves *leaves = region->leaves = calloc(1, sizeof *leaves);
+    if (leaves) leaves->seen = calloc(region->size / PM_PAGE / 64 + 1, sizeof *leaves->seen);
+    if (!leaves || !leaves->seen) return no_memory();
+    PM_TRY(find(region, root));
+    if (!root || pm_leaves_keys(leaves) == root->keys) return PM_OK;
+    /* A map that a lost write left as it was before calls nodes and contents free. The tree by itself is then whole. */
+    region->map_lost = true;
+    PM_TRY(find(region, root));
+    if (pm_leaves_keys(leaves) == root->keys) return PM_OK;
+    region->map_lost = false;
+    PM_TRY(find(region, root));
+    uint64_t keys = pm_leaves_keys(leaves);
+    return keys < root->keys ? complete(region, root->keys - keys) : PM_OK;
 }
 
-bool pm_leaves_gap(pm_region *region, size_t i)
+void pm_leaves_free(pm_leaves *leaves)
 {
-    const pm_node *before = i ? region->leaves[i - 1] : NULL, *leaf, *beside;
-    const pm_node *after = i < region->leaf_count ? region->leaves[i] : NULL;
-    if (!before && !after) return true;
-    pm_key key = after ? edge(after, false) : edge(before, true);
-    if (pm_catalog_beside(region, key, after ? -1 : 1, &leaf, &beside) != PM_OK) return true;
-    return leaf != (after ? after : before) || beside != (after ? before : NULL);
+    if (!leaves) return;
+    free(leaves->all);
+    free(leaves->holes);
+    free(leaves->seen);
+    free(leaves);
 }

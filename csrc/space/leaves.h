@@ -1,18 +1,34 @@
 /*
- * What `salvage` reads a damaged store by. The catalog's leaves have all entries: here they are found without the nodes
- * above them, by the space map, or by the tree where the map is damaged. So a damaged page costs what it holds itself,
- * and not what it leads to.
+ * What `salvage` reads a damaged store by. The catalog's leaves have all entries. Most of them are found by the tree; a
+ * damaged node is a hole in it, and the leaves in a hole are found by the space map. So a damaged page costs what it
+ * holds itself, and not what it leads to (D29).
  */
 #ifndef PM_LEAVES_H
 #define PM_LEAVES_H
 
 #include "space/catalog.h"
 
-/* The region was opened for reading. Replaces a damaged root by what can be known of it, and finds the leaves: from now
- * on, the functions of space/catalog.h read these, in the order of their keys. PM_NO_MEMORY, PM_IO. */
-pm_status pm_leaves_find(pm_region *region);
+/* Keys that a damaged node led to: from <= key < to. A key without bytes is no bound. */
+typedef struct {
+    pm_key from, to;
+} pm_hole;
 
-/* Whether a leaf may be missing before number i of them, or, for i == leaf_count, behind the last one. */
-bool pm_leaves_gap(pm_region *region, size_t i);
+typedef struct pm_leaves {
+    pm_node **all; /* in the order of their keys */
+    size_t count, room;
+    pm_hole *holes; /* in the same order, none beside another; the leaves in them need not be all */
+    size_t hole_count, hole_room;
+    uint64_t *seen; /* a bit for each page: it is a sound node that was found */
+} pm_leaves;
+
+/* The region was opened for reading. Replaces a damaged root by what can be known of it, and finds the leaves: from now
+ * on, the functions of space/catalog.h read these. PM_NO_MEMORY, PM_IO. */
+pm_status pm_leaves_find(pm_region *region);
+void pm_leaves_free(pm_leaves *leaves);
+
+uint64_t pm_leaves_keys(const pm_leaves *leaves);          /* how many */
+size_t pm_leaves_at(const pm_leaves *leaves, pm_key key); /* the last that begins with no higher key, or the first */
+pm_key pm_leaves_first(const pm_node *leaf);
+pm_key pm_leaves_last(const pm_node *leaf);
 
 #endif

@@ -257,7 +257,6 @@ void pm_region_free(pm_region *region)
         free(region->double_buffers[i]);
     }
     free(region->double_buffers);
-    free(region->leaves);
     if (region->policy.live) pm_policy_close(&region->policy);
     pm_overlay_close(region);
     pm_region_fork_let_go(region);

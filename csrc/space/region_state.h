@@ -70,8 +70,8 @@ typedef struct {
     size_t double_buffer_count;
 
     bool salvage;  /* damaged metadata hide nothing that can be found without them: */
-    void **leaves; /* the catalog's leaves (space/leaves.h); NULL: the tree leads to them */
-    size_t leaf_count;
+    struct pm_leaves *leaves; /* the catalog's (space/leaves.h); NULL: the tree leads to them */
+    bool map_lost;   /* the space map is an older one */
     bool slots_lost; /* the table of slots is damaged */
 
     void *fork_lock;            /* keeps the lock of a fork (space/region_fork.h); NULL: there is none */

@@ -88,7 +88,12 @@ pm_status pm_slots_load(pm_region *region, const uint64_t *current)
         for (unsigned i = 0; table && i < PM_SLOTS_PER_PAGE; i++) {
             unsigned entry = page * PM_SLOTS_PER_PAGE + i;
             if (!table->pairs[i].extent) continue;
-            PM_TRY(pair_valid(region, &table->pairs[i]));
+            status = pair_valid(region, &table->pairs[i]);
+            if (status != PM_OK && region->salvage) {
+                region->slots_lost = true;
+                continue;
+            }
+            PM_TRY(status);
             PM_TRY(note(region, current, entry, &table->pairs[i], false));
         }
     }

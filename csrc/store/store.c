@@ -33,6 +33,7 @@
 
 static void free_store(pm_store *store)
 {
+    pm_leaves_free(store->region.leaves);
     pm_region_free(&store->region);
     pm_writer_free(&store->writer);
     pm_media_close(&store->media);
@@ -63,11 +64,11 @@ static pm_status open_layers(pm_store *store, int fd, pm_media_kind kind, unsign
     if (!store->media.read_only) PM_TRY(pm_media_own_space(&store->media, header->log_offset + header->log_size));
     PM_TRY(pm_region_open(&store->region, &store->media, store->log.header.region_size, store->log.header.store_id));
     pm_writer_init(&store->writer, &store->media);
-    store->region.snapshot = flags & PM_OPEN_SNAPSHOT;
+    store->region.snapshot = flags & PM_OPEN_SNAPSHOT, store->region.salvage = flags & PM_OPEN_SALVAGE;
     PM_TRY(pm_recovery_run(store));
     /* A reader that takes its lock from here on knows of all that recovery has freed. */
     PM_TRY(pm_region_find_users(&store->region, store));
-    if (flags & PM_OPEN_SALVAGE) PM_TRY(pm_leaves_find(&store->region));
+    if (store->region.salvage) PM_TRY(pm_leaves_find(&store->region));
     PM_TRY(pm_slots_load(&store->region, store->log.slots));
     pm_readers_begin(store);
     return pm_transaction_mark(store, PM_EVENT_RECOVERED, store->log.sequence);

@@ -249,11 +249,16 @@ def _check_named(lists: dict[int, str], owners: Owners, catalog: Catalog, row: R
 
 
 def _check_element(lists: dict[int, str], lengths: dict[int, int], catalog: Catalog, row: Row) -> None:
-    """Check an element of a list. lengths: how many came before, by the list's id."""
+    """Check an element of a list. lengths: the number of the next one, by the list's id. Of elements that follow one
+    another behind a gap, or that are of no list, the first is told."""
     place = _names.split_element(row.key)
-    if place is None or place[0] not in lists or place[1] != lengths.get(place[0], 0) or row.entry.kind == ARRAY:
+    expected = 0 if place is None else lengths.get(place[0], 0)
+    if place is not None:
+        lengths[place[0]] = place[1] + 1
+        if place[0] not in lists and expected:
+            return
+    if place is None or place[0] not in lists or place[1] != expected or row.entry.kind == ARRAY:
         raise CorruptStoreError("an element of a list is out of its place")
-    lengths[place[0]] = place[1] + 1
     _check_entry(catalog, row.entry)
 
 

@@ -49,7 +49,7 @@ def salvage(src: str | bytes | os.PathLike[Any], dst: str | bytes | os.PathLike[
     Parameters
     ----------
     src : str, bytes or os.PathLike
-        The damaged store. It need not open in any mode: damaged metadata hide nothing but what they hold themselves.
+        The damaged store. It need not open in another way, but needs a sound header and a sound log.
     dst : str, bytes or os.PathLike
         The new store, which must not exist.
 
@@ -139,6 +139,9 @@ class _Salvage:
                     kept = core.get(part)
                     if kept is not None:
                         self._put(part, kept, self.contents)
+                    elif self._may_be_missing(part, part + b"\0"):
+                        self.problems.append(Problem("its value may be missing", name))
+                        break
         elif name in self.damaged:
             self._copy_sound_rows(name, key, entry)
         elif entry.kind == ARRAY:
@@ -172,6 +175,8 @@ class _Salvage:
                     raise CorruptStoreError("it is missing")
                 self._put_value(element_key(made, i), row.entry)
                 i += 1
+            if self._may_be_missing(element_key(list_id, i), element_prefix(list_id) + b"\xff" * 8):
+                self.problems.append(Problem(f"any elements from number {i} on may be missing", name))
         except UNSOUND as error:
             self.problems.append(Problem(f"its elements from number {i} on are left out: {error}", name))
 
@@ -195,6 +200,10 @@ class _Salvage:
         self.left -= len(key) + len(entry.meta) + entry.length
         if self.left < 0:
             raise CorruptStoreError("the names so far have more contents than the file")
+
+    def _may_be_missing(self, first: bytes, end: bytes) -> bool:
+        """Whether keys from the first one on, and before the end, may be missing."""
+        return any(behind < end and first < before for behind, before in zip(self.gaps[::2], self.gaps[1::2]))
 
     def _rows(self, prefix: bytes) -> Iterator[Row]:
         """The rows of all names, or of attributes, that can be found."""

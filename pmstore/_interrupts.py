@@ -21,9 +21,14 @@ from threading import get_ident
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["deliver", "later"]
+__all__ = ["deliver", "handlers", "later"]
 
 _SIGNALS = sorted(valid_signals())
+
+
+def handlers() -> dict[int, Callable[[int, FrameType | None], Any]]:
+    """The handlers of the program, by the number of the signal."""
+    return {number: one for number in _SIGNALS if callable(one := getsignal(number))}
 
 
 class _Note:

@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from pmstore._errors import CorruptStoreError, FingerprintMismatchError
+from pmstore._interrupts import handlers
 from pmstore._resume.attributes import Graph, decode, graph_of, view_of, where
 from pmstore._resume.batches import Batches
 from pmstore._resume.fingerprint import WITHOUT_EFFECT, Fingerprint, describe, describe_environment, describe_parameters
@@ -410,24 +411,24 @@ def _interrupts_get_through() -> Iterator[None]:
     """Raise an exception of a signal handler at the end if the estimator caught it. An interrupted MLP gives up its
     batch in the middle, warns, and returns.
     """
-    handler = signal.getsignal(signal.SIGINT)
-    if not callable(handler) or threading.current_thread() is not threading.main_thread():
-        yield
-        return
+    main = threading.current_thread() is threading.main_thread()
+    before = handlers() if main else {}
     raised: list[BaseException] = []
 
     def handle(number: int, frame: Any) -> None:
         try:
-            handler(number, frame)
+            before[number](number, frame)
         except BaseException as error:
             raised.append(error)
             raise
 
-    signal.signal(signal.SIGINT, handle)
     try:
+        for number in before:
+            signal.signal(number, handle)
         yield
     finally:
-        signal.signal(signal.SIGINT, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)
     if raised:
         raise raised[0]
 

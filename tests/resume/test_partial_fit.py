@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import signal
@@ -566,11 +567,19 @@ def test_a_state_that_somebody_changed(nodes: Any, path: Path) -> None:
     assert not hasattr(model, "mean_")
 
 
-def test_an_interrupt_ends_a_batch_at_once() -> None:
-    with pytest.raises(KeyboardInterrupt), partial_fit._interrupts_get_through():
-        signal.raise_signal(signal.SIGINT)
-        raise AssertionError("the batch goes on")
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_a_batch_at_once(number: signal.Signals) -> None:
+    """Also if the handler is that of another signal, and the estimator catches the exception, as an MLP does."""
+    before = signal.signal(number, signal.default_int_handler)
+    try:
+        for caught in (False, True):
+            with pytest.raises(KeyboardInterrupt), partial_fit._interrupts_get_through():
+                with contextlib.suppress(*[KeyboardInterrupt] if caught else []):
+                    signal.raise_signal(number)
+                    raise AssertionError("the batch goes on")
+            assert signal.getsignal(number) is signal.default_int_handler
+    finally:
+        signal.signal(number, before)
 
 
 def test_parameters_of_others_count(path: Path) -> None:

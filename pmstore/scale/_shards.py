@@ -79,9 +79,10 @@ def shards_of(data: Any) -> tuple[Shard, ...]:
     data : array, list, path or Shard
         - an array of numpy, also a memory map: blocks of rows, 16 of them or as many as keep each below 64 MiB;
         - an array of dask or zarr: its chunks along the first axis;
-        - the path of an ``.npy`` or ``.parquet`` file: blocks of rows, or row groups;
+        - the path of an ``.npy`` file: blocks of rows, as of an array; of a ``.parquet`` file: its row groups;
         - `LazyParts`, the results of another estimator: a shard for each part;
-        - a list or tuple of these: their shards, in this order. An array in a list is one shard.
+        - a list or tuple of these: their shards, in this order. An array in a list is one shard, and so is an ``.npy``
+          file of up to 64 MiB; a larger one is cut into blocks below that.
 
         Columns of ``.parquet`` files go by their names, in the order of the first file. Those that pandas wrote as the
         index are left out.
@@ -118,7 +119,7 @@ def _of_part(part: Any) -> Iterable[Shard]:
         return _mapped(part, [(0, len(part))])
     if isinstance(part, np.ndarray):
         return (Shard(_given, _of_numbers(part)),)
-    return _others(part)
+    return _others(part, 1)
 
 
 def _rows(array: np.ndarray[Any, Any]) -> Iterable[Shard]:
@@ -140,9 +141,9 @@ def _without_gaps(value: Any) -> Any:
     return value
 
 
-def _blocks(rows: int, size: int) -> Iterable[tuple[int, int]]:
-    """The first and last row of every block."""
-    count = min(rows, max(PARTS, -(-size // BYTES)))
+def _blocks(rows: int, size: int, least: int = PARTS) -> Iterable[tuple[int, int]]:
+    """The first and last row of every block: there are at least so many, and none is larger than BYTES."""
+    count = min(rows, max(least, -(-size // BYTES)))
     ends = [rows * i // count for i in range(count + 1)] if count else []
     return itertools.pairwise(ends)
 
@@ -153,11 +154,11 @@ def _of_numbers(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     return array
 
 
-def _others(data: Any) -> Iterable[Shard]:
-    """The shards of a file, or of an array of another library."""
+def _others(data: Any, least: int = PARTS) -> Iterable[Shard]:
+    """The shards of a file, of which there are at least so many, or of an array of another library."""
     if isinstance(data, str | os.PathLike):
         elsewhere = "shards of paths are read from files: give a pmstore.Shard with a loader of your own"
-        return _of_file(Path(absolute(local_path(data, elsewhere))))
+        return _of_file(Path(absolute(local_path(data, elsewhere))), least)
     if is_dask(data):
         return _of_dask(data)
     if hasattr(type(data), "as_shards"):  # LazyParts
@@ -189,7 +190,7 @@ def _of_zarr(data: Any) -> Iterable[Shard]:
     return [Shard(_part, data, begin, end) for begin, end in blocks]
 
 
-def _of_file(path: Path) -> Iterable[Shard]:
+def _of_file(path: Path, least: int) -> Iterable[Shard]:
     if path.suffix == ".npy":
         array = _looked_at(path, lambda: np.load(path, mmap_mode="r"))
         if not isinstance(array, np.ndarray):
@@ -198,7 +199,7 @@ def _of_file(path: Path) -> Iterable[Shard]:
                 f"{os.fspath(path)!r} is an .npz file with another name: give a pmstore.Shard that loads an array of it"
             )
         _of_numbers(array)
-        return [Shard(_npy, os.fspath(path), *block) for block in _blocks(len(array), array.nbytes)]
+        return [Shard(_npy, os.fspath(path), *block) for block in _blocks(len(array), array.nbytes, least)]
     if path.suffix == ".parquet":
         try:
             import pyarrow.parquet

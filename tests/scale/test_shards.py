@@ -49,13 +49,16 @@ def test_data_without_rows(tmp_path: Path) -> None:
         assert shard().shape == (0, 3) and shard().dtype == array.dtype
 
 
-def test_an_array_in_a_list_is_one_shard(tmp_path: Path) -> None:
+def test_an_array_or_a_file_in_a_list_is_one_shard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program has cut the data already. Only files that are too large for one are cut."""
     np.save(tmp_path / "rows.npy", ROWS[:20])
     own = Shard(np.full, (2, 3), 7.0)
     found = shards_of((ROWS[:30], tmp_path / "rows.npy", own, np.asfortranarray(ROWS[50:])))
-    assert len(found) == 1 + 16 + 1 + 1 and found[17] is own and shards_of(own) == (own,)
+    assert len(found) == 4 and found[2] is own and shards_of(own) == (own,)
     expected = np.concatenate([ROWS[:30], ROWS[:20], np.full((2, 3), 7.0), ROWS[50:]])
     assert np.array_equal(np.concatenate([shard() for shard in found]), expected)
+    monkeypatch.setattr(_shards, "BYTES", 150)
+    assert [len(shard()) for shard in shards_of([tmp_path / "rows.npy"])] == [5, 5, 5, 5]
 
 
 def changed(array: Any) -> Any:

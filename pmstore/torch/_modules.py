@@ -204,11 +204,12 @@ class ModuleTensors:
             if not error:
                 replaced.append((place, where, kept, now.clone()))  # it may be a view of this buffer or of another one
         parted = self._parted({self.arrays[place.key] for place, *_ in replaced} & self._tied)
-        with later():  # so that no buffer is put back without its elements
-            for place, where, kept, now in () if parted else replaced:
-                self._put_back(place, where)
-                # Through the tensor itself, so that a backward pass that needs its elements before is an error.
-                (kept if place.tensor.is_inference() else place.tensor.detach()).copy_(now)
+        if replaced and not parted:
+            with later():  # so that no buffer is put back without its elements
+                for place, where, kept, now in replaced:
+                    self._put_back(place, where)
+                    # Through the tensor itself, so that a backward pass that needs its elements before is an error.
+                    (kept if place.tensor.is_inference() else place.tensor.detach()).copy_(now)
         return differs or parted or self._inside_differs()
 
     def check(self) -> None:

@@ -44,6 +44,11 @@ class OptimizerTensors:
     def __init__(self, optimizer: Any, key_of: dict[int, str], tensors: NameMapping, settings: NameMapping) -> None:
         if isinstance(optimizer, torch.optim.LBFGS):
             raise TypeError("persist can't keep an LBFGS, whose state has lists of tensors that grow")
+        if not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+            raise TypeError(
+                f"persist can't keep a {type(optimizer).__qualname__}, whose steps can't be followed: its __init__ has "
+                "to call that of torch.optim.Optimizer"
+            )
         for name, one in vars(optimizer).items():
             if isinstance(one, torch.optim.Optimizer) and one.state is not optimizer.state and _shared(one, optimizer):
                 kind = type(optimizer)
@@ -143,7 +148,7 @@ class OptimizerTensors:
             if known is not None and known[0] is value and known[1] == value.data_ptr():
                 continue
             if isinstance(value, torch.Tensor):
-                state[name] = self._take_tensor(key, name, value)
+                self._take_tensor(key, name, value, state)
             else:
                 values.setdefault(key, {})[name] = value
                 plain += 1
@@ -151,19 +156,20 @@ class OptimizerTensors:
             return
         self._forget(key, [name for name in kept if not isinstance(state.get(name), torch.Tensor)])
 
-    def _take_tensor(self, key: str, name: str, value: torch.Tensor) -> torch.Tensor:
-        if not isinstance(name, str):
-            raise TypeError(f"the optimizer's state of {key!r} has the name {name!r}, which is no str")
+    def _take_tensor(self, key: str, name: str, value: torch.Tensor, state: dict[str, Any]) -> None:
+        if not isinstance(name, str) or "/" in name:
+            what = "is no str" if not isinstance(name, str) else "has a '/'"
+            raise TypeError(f"persist can't keep the optimizer's state of {key!r}: its name {name!r} {what}")
         where, kept = f"{key}/{name}", self._kept.setdefault(key, {})
         elements = ordered(in_memory(value, f"{name!r} of the optimizer's state of {key!r}"))
-        with later():
+        with later():  # so that no handler commits between the store's array and the state that has it
             if kept.get(name, (_COPIED, 0))[0] is not _COPIED:
                 self._tensors.pop(where, None)  # a step, or another name of the state, may have the tensor before
             self._tensors[where] = elements
-        if self._in_step:
-            kept[name] = _COPIED, 0
-            return value
-        return self._keep(key, name, where)
+            if self._in_step:
+                kept[name] = _COPIED, 0
+            else:
+                state[name] = self._keep(key, name, where)
 
     def _keep(self, key: str, name: str, where: str) -> torch.Tensor:
         array = self._tensors[where]

@@ -47,6 +47,7 @@ from pmstore.torch._checks import is_divided
 from pmstore.torch._extra import extra_states
 from pmstore.torch._modules import ANOTHER, ModuleTensors
 from pmstore.torch._optimizers import OptimizerTensors, given_state, stored_state
+from pmstore.torch._processes import members
 from pmstore.torch._ranks import Ranks
 
 __all__ = ["Persisted", "persist"]
@@ -126,7 +127,7 @@ class Persisted:
 
     def _refuse_shared(self, before: Collection[Persisted]) -> None:
         """Raise ValueError for a tensor that lies in a store already, as a part of another module than `before`."""
-        for other in list(_all):
+        for other in members(_all):
             if other._ended or other.store.closed or other in before:
                 continue
             if other.module is self.module:

@@ -8,8 +8,9 @@ one would lie in shared memory, and nothing would keep that until a spawned proc
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 import torch.multiprocessing.reductions as reductions
@@ -19,7 +20,9 @@ from pmstore._values.array import Array
 from pmstore._values.tensors import array_of_tensor
 from pmstore.torch._tensors import ReadOnlyTensor, tensor_of
 
-__all__ = ["register"]
+__all__ = ["members", "register"]
+
+T = TypeVar("T")
 
 
 def register() -> None:
@@ -43,14 +46,15 @@ def _is_stored(storage: torch.UntypedStorage) -> bool:
     if storage.device.type != "cpu" or not storage.nbytes():
         return False
     memory = storage.data_ptr(), storage.nbytes()
-    return any(store._holds(memory) for store in _open_stores())
+    return any(store._holds(memory) for store in members(stores.open_stores))
 
 
-def _open_stores() -> list[stores.Store]:
+def members(all_of_them: Iterable[T]) -> list[T]:
+    """The members of a set that other threads change."""
     while True:
         try:
-            return list(stores.open_stores)
-        except RuntimeError:  # another thread has opened one meanwhile
+            return list(all_of_them)
+        except RuntimeError:  # another thread has changed it meanwhile
             continue
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -201,6 +202,36 @@ def test_a_commit_in_a_commit(committing: list[pmstore.Store], tmp_path: Path) -
             assert list(store.group("optimizer")) == ["weight/other"]
             assert (store["optimizer/weight/other"] == state["other"].numpy()).all()
         path.unlink()
+
+
+def test_a_commit_in_a_commit_that_moves_a_tensor_of_the_state(tmp_path: Path) -> None:
+    """Whenever it comes, the state is in the store afterwards, and goes on being."""
+    committing: list[pmstore.Store] = []
+
+    def told(*_: Any) -> None:
+        while committing:
+            committing.pop().commit()
+
+    before, moment, reached = signal.signal(signal.SIGUSR1, told), 0, True
+    try:
+        while reached:
+            moment += 3
+            net, optimizer = made()
+            with pmstore.open(tmp_path / f"{moment}.pm") as store:
+                persist(net, optimizer, store)
+                train(net, optimizer, 1)
+                store.commit()
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+                committing[:] = [store]
+                reached = signalled_at(moment, store.commit, signal.SIGUSR1)
+                train(net, optimizer, 2)
+                store.commit()
+                for name, parameter in net.named_parameters():
+                    momentum = optimizer.state[parameter]["momentum"]
+                    assert store[f"optimizer/{name}/momentum"].tolist() == momentum.tolist()
+        assert moment > 100
+    finally:
+        signal.signal(signal.SIGUSR1, before)
 
 
 class Replaced(nn.Module):

@@ -351,3 +351,27 @@ def test_torch_script(tmp_path: Path) -> None:
         torch.jit.script(net)(torch.ones(2, 4))
         store.commit()
         assert store["module/0.running_mean"].tolist() == net[0].running_mean.tolist() != [0.0] * 4
+
+
+class Wrapped(torch.optim.Optimizer):
+    """An optimizer around another one that does without the base class, as many do."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.inner, self.param_groups, self.defaults = inner, inner.param_groups, inner.defaults
+        self.state = inner.state
+
+    def step(self, closure: Any = None) -> None:
+        self.inner.step(closure)
+
+
+def test_optimizers_that_can_not_be_kept(tmp_path: Path) -> None:
+    net = nn.Linear(2, 1)
+    sgd = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+    with pmstore.open(tmp_path / "a.pm") as store:
+        with pytest.raises(TypeError, match=r"can't keep a Wrapped, .* to call that of torch\.optim\.Optimizer"):
+            persist(net, Wrapped(sgd), store)
+        assert len(store) == 0
+        sgd.state[net.weight]["a/b"] = torch.zeros(1)
+        with pytest.raises(TypeError, match="state of 'weight': its name 'a/b' has a '/'"):
+            persist(net, sgd, store)
+        assert len(store) == 0

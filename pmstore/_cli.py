@@ -13,6 +13,7 @@ import itertools
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,19 @@ class Failure(Exception):
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status. By default, the arguments are those of the process."""
+    before, warnings.formatwarning = warnings.formatwarning, _warning
+    try:
+        return _main(arguments)
+    finally:
+        warnings.formatwarning = before
+
+
+def _warning(message: Warning | str, *_: Any) -> str:
+    """A warning as the command shows it, without a line of its sources."""
+    return f"pmstore: {lines_text(str(message))}\n"
+
+
+def _main(arguments: Sequence[str] | None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the process has begun without it
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115

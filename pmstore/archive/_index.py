@@ -550,8 +550,5 @@ def _about_token(place: Place, token: int) -> dict[str, Any]:
 
 
 def _newest_token(place: Place) -> int:
-    names = place.list("writers")
-    try:
-        return max(map(int, names), default=0)
-    except ValueError:
-        raise ArchiveError(f"{place.url} has foreign files in its folder writers") from None
+    names = place.list("writers")  # other programs may put files of theirs there, such as Thumbs.db
+    return max((int(name) for name in names if name.isascii() and name.isdigit()), default=0)

@@ -73,7 +73,7 @@ class LCDelta(Codec):
         buf : ndarray, or any object with a buffer
             Of any shape.
         """
-        given = buf if isinstance(buf, np.ndarray) else np.asarray(memoryview(buf))
+        given = np.asarray(buf if isinstance(buf, np.ndarray) else memoryview(buf))  # of a masked array, all elements
         if given.dtype.hasobject:
             raise TypeError("LCDelta does not encode objects")
         kind = self.kind(given.dtype)

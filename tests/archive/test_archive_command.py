@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from datetime import date
 from pathlib import Path
@@ -104,6 +106,14 @@ def test_a_damaged_tag_is_taken_away(place: str) -> None:
     with pytest.warns(pmstore.ArchiveWarning, match="take it away with untag"):
         assert main(["archive", "tag", place, "best", "--delete"]) == 0
     assert main(["archive", "forget", place, "--keep-last", "1"]) == 0
+
+
+def test_a_warning_is_shown_without_sources(place: str) -> None:
+    main(["archive", "tag", place, "best"])
+    (Path(place) / "tags" / "best").write_bytes(b"xx")
+    shown = subprocess.run([sys.executable, "-m", "pmstore", "archive", "list", place], capture_output=True, text=True)
+    (line,) = shown.stderr.splitlines()
+    assert line.startswith("pmstore: ") and "best" in line and ".py" not in line and "epoch 4" in shown.stdout
 
 
 def test_verify(place: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -238,6 +238,13 @@ def test_other_bytes_are_kept(given: Any) -> None:
     assert bytes(LCDelta().decode(made)) == raw and len(made) <= len(raw) + 24
 
 
+@pytest.mark.parametrize("dtype", ["<f8", "<i4"])
+def test_a_masked_array_has_all_its_elements(dtype: str) -> None:
+    given = np.arange(1000).astype(dtype)
+    masked = np.ma.masked_array(given, mask=np.arange(1000) % 3 == 0)
+    assert LCDelta().encode(masked) == LCDelta().encode(given)
+
+
 def test_a_type_that_is_asked_for() -> None:
     d = np.random.default_rng(0).normal(size=1000)
     assert np.array_equal(LCDelta().decode(LCDelta(dtype="float32").encode(d)).view("f8"), d)

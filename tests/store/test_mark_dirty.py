@@ -15,7 +15,7 @@ import pytest
 
 import pmstore
 from tests.conftest import run_in_fork
-from tests.core.test_trackers import Open, assert_committed, committed, fill_up, tracked, tracker  # noqa: F401
+from tests.core.test_trackers import LARGE, Open, assert_committed, committed, fill_up, tracked, tracker  # noqa: F401
 from tests.support.bad_disk import BadDisk
 from tests.support.images import PAGE
 from tests.support.pinned import Pinned
@@ -132,16 +132,18 @@ def test_I11_a_rollback_leaves_a_marked_array_behind_another(open_store: Open) -
     assert np.array_equal(w, before) and (behind == 8).all()
 
 
-def test_a_mark_declares_nothing(open_store: Open) -> None:
-    """It waits for a commit without a declared write set, however many come before."""
+@pytest.mark.parametrize("pages", [300, LARGE])
+def test_a_mark_declares_nothing(open_store: Open, pages: int) -> None:
+    """It waits for a commit without a declared write set, however many come before. Nor do marks of so many pages that
+    two threads would compare them."""
     store = open_store()
-    w = tracked(store)
+    w = tracked(store, "w", (pages, 512))
     x = tracked(store, "x")
     before = w.copy()
     write_unseen(w[50], 7.0)
     for k in range(3):
         with store.transaction(only=[x[k]]):
-            store.mark_dirty(w[50])
+            store.mark_dirty(w[50] if pages < LARGE else w)
             x[k] = k
         assert np.array_equal(committed(store)["w"], before)
     with store.transaction(only=[w[51]]):

@@ -263,6 +263,29 @@ def test_sync_waits_until_all_is_durable(tmp_path: Path) -> None:
         assert store["y"] == 1 and store.stats().records_replayed == 0, "close syncs"
 
 
+def test_I7_memory_that_is_given_back_waits_for_the_commit_that_wrote_it(tmp_path: Path) -> None:
+    """That commit chose the other slot of the array. Until it is durable, the slot before has the durable contents.
+    Memory waits for no later commit."""
+    with pmstore.open(tmp_path / "s.pm", media="file", durability="async", sync_interval=float("inf")) as store:
+        x = store.create_array("x", 140_000)
+        waited = []
+        for number in range(8):
+            synced = number % 4 < 2
+            x += 1
+            store.commit()
+            if synced:
+                store.sync()
+            store["n"] = number
+            store.commit()
+            before = store.stats().durable_sequence
+            store.release("x")
+            assert (x == number + 1).all()
+            if store.stats().durable_sequence != before:
+                waited.append(synced)
+            store.sync()
+        assert waited and not any(waited)
+
+
 @pytest.mark.parametrize("logged", ["b", "ab"])
 def test_I11_a_rollback_leaves_the_array_behind_it(tmp_path: Path, logged: str) -> None:
     """Its last commit is not durable, and it has no name any more."""

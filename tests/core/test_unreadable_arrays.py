@@ -16,6 +16,7 @@ from tests.core.test_forks import ended_children
 from tests.core.test_unreadable import LARGE, PAGE, REGION, disk, in_child, page_of, refused, spoiled  # noqa: F401
 from tests.support import shim
 from tests.support.bad_disk import BadDisk
+from tests.support.images import NODE, Image
 from tests.support.places import entry_of, offset_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
@@ -320,11 +321,17 @@ def test_a_reader_reads_what_other_pages_of_the_table_have_hashes_of(disk: BadDi
     with pmstore.open(disk.behind / "store.pm", "x", media="file") as store:
         store["x"] = np.arange(blocks * PAGE // 8)
         store.commit()
-        table = page_of(store, "x", blocks * PAGE)
+        table, place = page_of(store, "x", blocks * PAGE), offset_of(store, "x")
     disk.spoil("store.pm", table + 1)
     path = disk.mount / "store.pm"
 
     def use() -> None:
+        with open(path, "rb") as file:
+            snapshot = Reader(file.fileno()).take()
+        got = np.empty(200 * PAGE // 8, np.int64)
+        for first in (0, 1024):
+            snapshot.copy(place, blocks * PAGE, first * PAGE, got.ctypes.data, got.nbytes)
+            assert got[0] == first * PAGE // 8 and (np.diff(got) == 1).all()
         with pmstore.open(path, "r") as reader:
             for first, sound in ((0, True), (512, False), (1024, True)):
                 part = np.s_[first * PAGE // 8 : (first + 200) * PAGE // 8]
@@ -332,6 +339,32 @@ def test_a_reader_reads_what_other_pages_of_the_table_have_hashes_of(disk: BadDi
                     assert np.array_equal(reader.read(("x", part)), np.arange(part.start, part.stop))
                 else:
                     refused(lambda part=part: reader.read(("x", part)), f"offset {(table + 1) * PAGE} ")
+        os._exit(0)
+
+    in_child(use)
+
+
+def test_a_reader_reads_the_metadata_beside_a_bad_block(disk: BadDisk) -> None:  # noqa: F811
+    """Pages in a row are read at once, and one by one if one of them can't be read."""
+    path = disk.behind / "store.pm"
+    names = [f"{i:04}" for i in range(1000)]
+    with pmstore.open(path, "x", media="file") as store:
+        for name in names:
+            store[name] = int(name)
+    image = Image(path)
+    leaves = [page for page in image.pages(NODE) if image.is_leaf(page)]
+    bad = next(page for page in leaves if {page - PAGE, page + PAGE} <= {*leaves})
+    lost = {cell.key[1:].decode() for cell in image.cells(bad)}
+    disk.spoil("store.pm", (REGION + bad) // PAGE)
+
+    def use() -> None:
+        with pmstore.open(disk.mount / "store.pm", "r") as reader:
+            for name in names:
+                if name in lost:
+                    with pytest.raises(pmstore.Error):
+                        reader[name]
+                else:
+                    assert reader[name] == int(name)
         os._exit(0)
 
     in_child(use)

@@ -23,6 +23,7 @@ from tests.core.test_readers import BEGUN_BYTE, WRITER_BYTE
 from tests.support import shim as shims
 from tests.support.images import MAP, MAP_LIST, NODE, PAGE, REGION, ROOT, Image
 from tests.support.logs import Record, extent, run, write_log
+from tests.support.places import offset_of
 from tests.support.shim import variable
 
 MARKER = 2048  # the place of the durable marker: a sequence number, and its checksum
@@ -180,6 +181,23 @@ def test_an_array_that_is_damaged_is_not_read(tmp_path: Path, count: int) -> Non
         for read in reads:
             with pytest.raises(pmstore.CorruptStoreError):
                 read()
+
+
+def test_a_snapshot_without_its_own_memory_shows_nothing_else(tmp_path: Path) -> None:
+    """Not even what was read before."""
+    with pmstore.open(tmp_path / "store.pm", "x", media="file") as store:
+        store["a"] = np.arange(20.0)
+        place = offset_of(store, "a"), store["a"].nbytes
+    got = ffi.new("double[20]")
+    with open(tmp_path / "store.pm", "rb") as file:
+        snapshot = Reader(file.fileno()).take()
+    snapshot.copy(*place, 0, got, place[1])
+    assert list(got) == [*range(20)]
+    own = snapshot.file()
+    os.ftruncate(own, PAGE)
+    os.close(own)
+    with pytest.raises(pmstore.CorruptStoreError, match="before the end of a snapshot"):
+        snapshot.copy(*place, 0, got, place[1])
 
 
 @pytest.mark.parametrize("pages", [-2, 0, 2])

@@ -116,6 +116,7 @@ def test_a_sequence_changes_as_a_whole_or_not(core: Core) -> None:
     refused: list[tuple[tuple[bytes, int, int, list[Entry | int]], str]] = [
         ((b"s", 501, 0, [value(b"new")]), "lacks a member"),
         ((b"s", 499, 2, []), "lacks a member"),
+        ((b"s", 500, 1, []), "lacks a member"),
         ((b"s", 1 << 63, 0, []), "no such numbers"),
         ((b"s", 3, 1 << 63, []), "lacks a member"),
         ((b"s", 3, 2, [value(b"new"), 5]), "a member moves that is not removed"),

@@ -421,4 +421,10 @@ EQUIVALENT = [
         "||",
         "pm_page_set_count",
     ),
+    Equivalent(
+        "csrc/codecs/lcdelta.c",
+        "four_bits larger = error > all->most[i];",
+        "An error is a result of fabs, and the largest one before is such a result, or 0: equal ones have equal bits.",
+        ">= all->most[i]",
+    ),
 ]

@@ -210,4 +210,10 @@ OF_READER = [
         "Ones in all bytes are no valid copy either.",
         "(0 + 1)",
     ),
+    Equivalent(
+        "csrc/reader/follow.c",
+        'if (own < 0) return pm_fail_errno("cannot keep the file of a store open");',
+        "fcntl is asked for a descriptor from PM_FIRST_FD on: 0 is none.",
+        "(0 + 1)",
+    ),
 ]

@@ -62,7 +62,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         warnings.formatwarning = before
 
 
-def _warning(message: Warning | str, *_: Any) -> str:
+def _warning(
+    message: Warning | str, category: type[Warning], filename: str, lineno: int, line: str | None = None
+) -> str:
     """A warning as the command shows it, without a line of its sources."""
     return f"pmstore: {lines_text(str(message))}\n"
 

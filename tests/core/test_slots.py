@@ -263,10 +263,11 @@ def test_a_deleted_one_keeps_its_bytes_and_gives_both_slots_back(store):
     assert store.check().ok
 
 
-@pytest.mark.parametrize("commits", [0, 1])
-def test_it_cools_down(store, commits):
+@pytest.mark.parametrize(("commits", "whole_pages"), [(0, False), (1, False), (0, True)])
+def test_it_cools_down(store, commits, whole_pages):
     """It does so from either slot: contents in the second slot go to the first before only that one is left."""
-    x = make_double_buffered(store, commits=commits)
+    extra = -(double_buffered_length(store) % (PAGE // 8)) if whole_pages else 0
+    x = make_double_buffered(store, extra, commits=commits)
     used = store.stats().region_used
     for i in range(40):
         x[i % 8] = -i

@@ -466,6 +466,24 @@ def test_a_mark_without_memory_to_note_it_is_an_error(fault_library: Path, direc
     shims.call(fault_library, refused_to_a_mark, directory)
 
 
+def refused_to_a_reversal(folder: str) -> None:
+    with pmstore.open(Path(folder) / "store.pm", "x", media="file") as store:
+        numbers = store.create_list("numbers")
+        numbers.extend(range(9))
+        for at in each_request(1):
+            expected = list(numbers)
+            begin_memory(ONCE, at)
+            with contextlib.suppress(pmstore.OutOfMemoryError):
+                numbers.reverse()
+                expected.reverse()
+            shims.end()
+            assert numbers == expected, at
+
+
+def test_a_list_keeps_its_order_where_memory_to_reverse_it_is_refused(fault_library: Path, directory: Path) -> None:
+    shims.call(fault_library, refused_to_a_reversal, directory)
+
+
 def killed(path: Path, medium: str) -> dict[str, Any]:
     """A store with a log to replay, in which contents were written directly between changes of the same pages. Returns
     its contents."""

@@ -24,6 +24,10 @@ from tests.support import shim as shims
 from tests.support.images import MAP, MAP_LIST, NODE, PAGE, REGION, ROOT, Image
 from tests.support.logs import Record, extent, run, write_log
 from tests.support.places import offset_of
+
+
+from tests.support.images import HEADER, MAP, MAP_LIST, NODE, PAGE, REGION, ROOT, Image
+from tests.support.logs import SALT, Record, extent, marker, run, write_log
 from tests.support.shim import variable
 
 MARKER = 2048  # the place of the durable marker: a sequence number, and its checksum
@@ -453,6 +457,25 @@ def read_impossible_nodes(directory: str) -> None:
 @pytest.mark.no_sanitizer  # which is preloaded too
 def test_a_node_whose_cells_lie_behind_the_region(tmp_path: Path, fault_library: Path) -> None:
     shims.call(fault_library, read_impossible_nodes, tmp_path)
+
+
+def read_behind_a_full_log(directory: str) -> None:
+    """Run in a child with the shim, as above: somebody writes, and more is durable than the log has room for."""
+    path = Path(directory) / "store.pm"
+    with pmstore.open(path, "x", media="file") as store:
+        store["a"] = 1
+    image = Image(path)
+    image.set_log(b"", SALT, image.log_size)
+    image.bytes[MARKER : MARKER + 16] = marker(image, image.word(HEADER["sequence"]) + 2)
+    image.save()
+    variable("fault_fences").value = 1
+    with locked(path, WRITER_BYTE, BEGUN_BYTE), pytest.raises(pmstore.StaleSnapshotError, match="too quickly"):
+        pmstore.open(path, "r")
+
+
+@pytest.mark.no_sanitizer  # which is preloaded too
+def test_a_log_without_room_for_the_record_that_is_looked_for(tmp_path: Path, fault_library: Path) -> None:
+    shims.call(fault_library, read_behind_a_full_log, tmp_path)
 
 
 def test_a_file_that_is_cut_short_for_a_moment_is_read_again(tmp_path: Path) -> None:

@@ -326,4 +326,33 @@ OF_COMMIT = [
         "(void)0;",
         "pm_write_back_open",
     ),
+    Equivalent(
+        "csrc/log/log.c",
+        "return value ? value : 1;",
+        "Any number but 0 will do where 64 random bits are 0.",
+        ": (1 + 1)",
+        "pm_log_new_id",
+    ),
+    Equivalent(
+        "csrc/commit/transaction.c",
+        "if (acknowledged && store->async) pm_async_acknowledged(store);",
+        "Without a thread that syncs, all is durable, and nothing is scheduled. With it, a commit without changes lets "
+        "the thread look once more: during a sync, or while that lacks space.",
+        "acknowledged || store->async",
+        "commit_list",
+    ),
+    Equivalent(
+        "csrc/commit/write_back.c",
+        "return store->log_use.last_body > pm_log_room(&store->log) ? pm_image_sync(store) : PM_OK;",
+        "One sync more, if the room left is that of the last record to the byte.",
+        ">= pm_log_room",
+        "run_job",
+    ),
+    Equivalent(
+        "csrc/commit/write_slots.c",
+        "if (scanned) pair->sparse = list[i].mostly_changed ? 0 : pair->sparse + 1;",
+        "After a change of most of it, an array loses its second slot after 31 commits with few changes, not 32.",
+        "(0 + 1)",
+        "pm_write_slots_learn",
+    ),
 ]

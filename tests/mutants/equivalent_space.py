@@ -368,4 +368,18 @@ OF_SPACE = [
         "On memory, and in the image that a trace lends, no page is bad, which is all that asking tells.",
         "media->may_be_bad || !media->lent",
     ),
+    Equivalent(
+        "csrc/space/region_map.c",
+        "if (pages.to <= part.from && i == *next) *next = i + 1;",
+        "Buffers before the part are looked at again, and left out: only times depend on it.",
+        "(void)0;",
+        "copy_living",
+    ),
+    Equivalent(
+        "csrc/space/region_fork.c",
+        "for (int64_t at = FORK_BYTES; (at = child_lives(region, at, READER_BYTES - 1)); at++) found = at;",
+        "The byte READER_BYTES is that of the region's first page, which has the root. Readers lock others.",
+        "READER_BYTES - (1 - 1)",
+        "shown",
+    ),
 ]

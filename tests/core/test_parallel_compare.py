@@ -212,13 +212,18 @@ def test_an_array_of_over_64_mib(store: pmstore.Store) -> None:
     assert np.flatnonzero(found).tolist() == changed
 
 
-def test_the_array_behind_one_with_two_slots(open_store: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its pages are not compared with what stands behind the second slot of the other."""
+@pytest.fixture
+def store_by_pagemap(open_store: Opener, monkeypatch: pytest.MonkeyPatch) -> pmstore.Store:
     monkeypatch.setenv("PMSTORE_TRACKER", "pagemap")
     try:
-        store = open_store()
+        return open_store()
     except pmstore.StoreIOError as error:
         pytest.skip(str(error))
+
+
+def test_the_array_behind_one_with_two_slots(store_by_pagemap: pmstore.Store) -> None:
+    """Its pages are not compared with what stands behind the second slot of the other."""
+    store = store_by_pagemap
     w = store.create_array("w", (PAGES, PAGE), "f8")
     x = store.create_array("behind", (70, PAGE), "f8")
     store.commit()
@@ -233,3 +238,25 @@ def test_the_array_behind_one_with_two_slots(open_store: Opener, monkeypatch: py
     w[: PAGES // 3] = -1
     store.commit()
     assert (committed(store)["behind"] == 7).all()
+
+
+def test_the_array_before_one_with_two_slots(store_by_pagemap: pmstore.Store) -> None:
+    """Its pages are not compared with what stands before the second slot of the other: more than a log takes is
+    gathered twice, and the second time finds the changes that are left.
+    """
+    store = store_by_pagemap
+    x = store.create_array("before", (70, PAGE), "f8")
+    w = store.create_array("w", (PAGES, PAGE), "f8")
+    store["before the slot"] = np.full((70, PAGE), 7.0)
+    store.commit()
+    for number in range(1, 6):
+        w[:] = number
+        store.commit()
+    store["behind the slot"] = np.ones(PAGE)
+    store.commit()
+    first, second, third = (offset_of(store, name) for name in ("w", "before the slot", "behind the slot"))
+    assert third - second > second - first > 0, "the second slot lies between them"
+    x[:] = 7
+    w[::2] = -1
+    store.commit()
+    assert (committed(store)["before"] == 7).all()

@@ -14,7 +14,7 @@ import pytest
 import pmstore
 from pmstore._core import META_MAX, Core, Entry, ffi, lib
 from tests.conftest import Medium
-from tests.support.images import NODE, Image
+from tests.support.images import NODE, REGION, Image
 
 KEY_MAX = 768
 PAGE = 4096
@@ -233,6 +233,20 @@ def test_a_member_that_is_still_there_when_it_was_removed(open_store: Callable[.
     at = int.from_bytes(last.key[1:], "big")
     with pytest.raises(pmstore.CorruptStoreError, match="a key has no place in its sequence"):
         store._catalog.core.splice(b"s", at, 500 - at, [])
+    store._drop(discard=True)
+
+
+def test_nothing_is_appended_where_what_follows_is_damaged(open_store: Callable[..., pmstore.Store]) -> None:
+    """The page may have further members."""
+    image, leaves = leaves_of_a_sequence(open_store())
+    *cells, last = image.cells(leaves[-2])
+    image.write_node(leaves[-2], 0, cells)
+    image.bytes[REGION + leaves[-1] + 100] ^= 1
+    image.save()
+    store = open_store(mode="r+")
+    with pytest.raises(pmstore.CorruptStoreError):
+        store._catalog.core.splice(b"s", int.from_bytes(last.key[1:], "big"), 0, [value(b"new")])
+    assert store._catalog.core.get(last.key) is None
     store._drop(discard=True)
 
 

@@ -7,10 +7,11 @@ itself, so what reads a name for the first time runs with 64 KiB here.
 
 from __future__ import annotations
 
+import ctypes
 import sys
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,31 @@ def test_asynchronous_commits_with_the_smallest_stack(open_store: Callable[..., 
 
     in_thread(SMALLEST, run)
     assert store.check().ok
+
+
+@pytest.fixture
+def stacks_that_nothing_has_room_for() -> Iterator[None]:
+    """The default size, which `ulimit -s` sets, too. Threads that ask for a size of their own do not get it."""
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "pthread_setattr_default_np"):
+        pytest.skip("the C library has no such function")
+    before, huge = ctypes.create_string_buffer(256), ctypes.create_string_buffer(256)
+    for attributes in (before, huge):
+        assert libc.pthread_getattr_default_np(attributes) == 0
+    assert libc.pthread_attr_setstacksize(huge, ctypes.c_size_t(1 << 60)) == 0
+    assert libc.pthread_setattr_default_np(huge) == 0
+    yield
+    assert libc.pthread_setattr_default_np(before) == 0
+
+
+def test_threads_of_the_core_have_small_stacks(
+    stacks_that_nothing_has_room_for: None, open_store: Callable[..., pmstore.Store]
+) -> None:
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        in_thread(0, lambda: None)
+    store = open_store(durability="async")
+    store["x"] = 1
+    store.sync()
 
 
 def test_the_compiler_refuses_large_frames() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 from pathlib import Path
 
@@ -43,11 +44,24 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return compiled(tmp_path_factory.mktemp("lies") / "lies", [Path(__file__).with_name("trackers.c")])
 
 
+def chosen(program: Path, file: Path) -> dict[str, str]:
+    said = subprocess.run([program, file], capture_output=True, text=True, check=True).stdout
+    return dict(line.split(": ") for line in said.splitlines())
+
+
 def test_no_lie_of_the_kernel_is_believed(program: Path, medium: Medium) -> None:
     file = medium.directory / "pages"
     file.write_bytes(bytes(range(256)) * 256)
-    said = subprocess.run([program, file], capture_output=True, text=True, check=True).stdout
-    found = dict(line.split(": ") for line in said.splitlines())
+    found = chosen(program, file)
     if found["honest"] != "uffd":
         pytest.skip(f"this kernel, or what it allows, has nothing better than {found['honest']}")
     assert found == EXPECTED
+
+
+def test_the_same_is_chosen_where_the_file_has_a_hole(program: Path, medium: Medium) -> None:
+    """The kernel maps fewer pages of a hole on tmpfs together with one that is read."""
+    full, hole = medium.directory / "full", medium.directory / "hole"
+    full.write_bytes(bytes(range(256)) * 256)
+    hole.touch()
+    os.truncate(hole, full.stat().st_size)
+    assert chosen(program, hole) == chosen(program, full)

@@ -21,13 +21,9 @@ from pmstore._snapshot import Reader
 from tests.conftest import Medium, run_in_fork
 from tests.core.test_readers import BEGUN_BYTE, WRITER_BYTE
 from tests.support import shim as shims
-from tests.support.images import MAP, MAP_LIST, NODE, PAGE, REGION, ROOT, Image
-from tests.support.logs import Record, extent, run, write_log
-from tests.support.places import offset_of
-
-
 from tests.support.images import HEADER, MAP, MAP_LIST, NODE, PAGE, REGION, ROOT, Image
 from tests.support.logs import SALT, Record, extent, marker, run, write_log
+from tests.support.places import offset_of
 from tests.support.shim import variable
 
 MARKER = 2048  # the place of the durable marker: a sequence number, and its checksum

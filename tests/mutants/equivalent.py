@@ -431,5 +431,23 @@ EQUIVALENT = [
         "One of 20,000 glances fewer before the wait, which decides.",
         "(0 + 1)",
         "pm_helper_withdraw",
+        "csrc/dirty/tracker.c",
+        "if (regions < 0 || how.walk_end <= how.start) return -1;",
+        "Unless it reports an error, Linux goes on by at least one page: the list has room for one.",
+        "how.walk_end < how.start",
+    ),
+    Equivalent(
+        "csrc/dirty/tracker.c",
+        "how.walk_end = 0;",
+        "It is only compared with addresses of mappings, which are larger.",
+        "(0 + 1)",
+    ),
+    Equivalent(
+        "csrc/dirty/page_set.c",
+        "for (; page + 64 <= end; page += 64) count += (uint64_t)__builtin_popcountll(set->bits[page / 64]);",
+        "Two more words are counted at most, which are in the same memory: other notes follow (space/region_map.c). "
+        "The number only decides whether a second thread compares.",
+        "page - 64",
+        "pm_page_set_count",
     ),
 ]

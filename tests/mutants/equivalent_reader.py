@@ -215,5 +215,24 @@ OF_READER = [
         'if (own < 0) return pm_fail_errno("cannot keep the file of a store open");',
         "fcntl is asked for a descriptor from PM_FIRST_FD on: 0 is none.",
         "(0 + 1)",
+        "csrc/reader/snapshot.c",
+        'return pm_fail(PM_STALE, "a mapping of a sparse file on tmpfs may need space that there is not");',
+        "The lock then fails, as it has no descriptor, and any failure means that the array is copied. If the file "
+        "has lost its holes later, more may be locked than is mapped.",
+        "return PM_OK;",
+    ),
+    Equivalent(
+        "csrc/reader/snapshot.c",
+        'if (own < 0) return pm_fail_errno("cannot keep the file of a store open");',
+        "The core takes no descriptor below 3.",
+        "own <= 0",
+    ),
+    Equivalent(
+        "csrc/reader/source.c",
+        "pm_source_let_go(source, now->header.log_offset, now->header.log_size); /* the old records are not valid */",
+        "The old records have another salt and older numbers, and are read over before they are looked at. They take "
+        "as much memory as in a snapshot whose log was not emptied.",
+        "(void)0;",
+        "begin_log_anew",
     ),
 ]

@@ -426,11 +426,15 @@ EQUIVALENT = [
         "four_bits larger = error > all->most[i];",
         "An error is a result of fabs, and the largest one before is such a result, or 0: equal ones have equal bits.",
         ">= all->most[i]",
+    ),
+    Equivalent(
         "csrc/base/helper.c",
         "for (int i = 0; i < GLANCES && helper->state == TAKEN; i++) continue;",
         "One of 20,000 glances fewer before the wait, which decides.",
         "(0 + 1)",
         "pm_helper_withdraw",
+    ),
+    Equivalent(
         "csrc/dirty/tracker.c",
         "if (regions < 0 || how.walk_end <= how.start) return -1;",
         "Unless it reports an error, Linux goes on by at least one page: the list has room for one.",

@@ -354,6 +354,9 @@ OF_COMMIT = [
         "After a change of most of it, an array loses its second slot after 31 commits with few changes, not 32.",
         "(0 + 1)",
         "pm_write_slots_learn",
+    ),
+    Equivalent(
+        "csrc/log/log.c",
         "if (!writer->written) return pm_media_write(log->media, place, writer->stage, length, PM_WRITE_CACHED);",
         "The same bytes are written in two parts. After a kill between them the record is not whole, as after one "
         "within a single write.",

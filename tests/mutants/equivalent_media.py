@@ -566,6 +566,8 @@ OF_MEDIA = [
         "if (dio->fd >= 0 || dio->refused || dio->file < 0) return dio->fd >= 0;",
         "A descriptor that was opened is above those of the standard streams, so it is not 0.",
         "dio->fd >= (0 + 1) ||",
+    ),
+    Equivalent(
         "csrc/media/file.c",
         "result = allowed ? sync(media->fd) : -1;",
         "Only whether it is 0 is asked.",

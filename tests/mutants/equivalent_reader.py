@@ -215,6 +215,8 @@ OF_READER = [
         'if (own < 0) return pm_fail_errno("cannot keep the file of a store open");',
         "fcntl is asked for a descriptor from PM_FIRST_FD on: 0 is none.",
         "(0 + 1)",
+    ),
+    Equivalent(
         "csrc/reader/snapshot.c",
         'return pm_fail(PM_STALE, "a mapping of a sparse file on tmpfs may need space that there is not");',
         "The lock then fails, as it has no descriptor, and any failure means that the array is copied. If the file "

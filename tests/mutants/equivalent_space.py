@@ -381,6 +381,8 @@ OF_SPACE = [
         "The byte READER_BYTES is that of the region's first page, which has the root. Readers lock others.",
         "READER_BYTES - (1 - 1)",
         "shown",
+    ),
+    Equivalent(
         "csrc/space/region.c",
         "size_t room = region->buffer_room ? 2 * region->buffer_room : 64;",
         "How much memory is taken for more buffers.",

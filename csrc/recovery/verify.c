@@ -262,7 +262,7 @@ static void check_holes(checker *c, const pm_root *root)
 {
     const pm_key behind_all = {(const uint8_t *)"\xff", 1};
     const pm_leaves *leaves = c->region->leaves;
-    if (!leaves || (root && root->keys == pm_leaves_keys(leaves))) return;
+    if (!leaves || c->region->root_wrong || (root && root->keys == pm_leaves_keys(leaves))) return;
     size_t before = 0, after = 0; /* leaves */
     for (size_t hole = 0; hole < leaves->hole_count; hole++) {
         pm_key from = leaves->holes[hole].from, to = leaves->holes[hole].to;
@@ -362,6 +362,9 @@ static void check_state(checker *c)
     const pm_root *root = metadata(c, 0, PM_TYPE_ROOT);
     check_leaves(c);
     check_holes(c, root);
+    if (c->region->contradicts)
+        add_problem(c, 0, 0, 0, no_key,
+                    "the catalog and the space map contradict each other: anything may be that of an earlier commit");
     if (c->region->slots_lost)
         add_problem(c, 0, 0, 0, no_key,
                     "the table of slots is damaged: large arrays may be those of an earlier commit");
@@ -381,10 +384,9 @@ static void check_state(checker *c)
     if (is_valid_beside_contents(c)) check_space(c);
 }
 
-/* Finds the place whose contribution is wrong, if it is the only one. Then the two sums differ by x and x * line, so
- * the line is their quotient, except for as many high bits as x has zeros at its end. If several contributions are
- * wrong, the quotient is hardly ever a line of the region. */
-static uint64_t wrong_place(const pm_region *region, pm_digest difference)
+/* The two sums differ by x and x * line, so the line is their quotient, except for as many high bits as x has zeros at
+ * its end. If several contributions are wrong, the quotient is hardly ever a line of the region. */
+uint64_t pm_verify_place(const pm_region *region, pm_digest difference)
 {
     if (!difference.sum) return UINT64_MAX;
     unsigned zeros = (unsigned)__builtin_ctzll(difference.sum);
@@ -398,7 +400,7 @@ static uint64_t wrong_place(const pm_region *region, pm_digest difference)
 static void check_digest(checker *c, pm_digest committed)
 {
     if (pm_digest_equal(c->digest, committed)) return;
-    c->suspect = wrong_place(c->region, pm_digest_minus(committed, c->digest));
+    c->suspect = pm_verify_place(c->region, pm_digest_minus(committed, c->digest));
     if (c->suspect != UINT64_MAX) {
         /* Once more, to name the owner of that place. */
         uint64_t pages = c->region->size / PM_PAGE;

@@ -6,4 +6,7 @@
 
 pm_status pm_verify(pm_store *store, pm_report **out);
 
+/* The place whose contribution is wrong, if it is the only one in a difference of two digests; otherwise UINT64_MAX. */
+uint64_t pm_verify_place(const pm_region *region, pm_digest difference);
+
 #endif

@@ -154,7 +154,10 @@ static pm_node *node_at(pm_region *region, uint64_t offset, uint32_t level, pm_k
     uint64_t page = offset / PM_PAGE, *seen = &region->leaves->seen[page / 64], bit = UINT64_C(1) << page % 64;
     if (*seen & bit) return NULL;
     pm_node *node = pm_catalog_node(region, offset, level, &status);
-    if (!node || !is_within(node, from, to)) return NULL;
+    if (!node || !is_within(node, from, to)) {
+        region->contradicts |= is_page(region, offset, PM_TYPE_NODE);
+        return NULL;
+    }
     *seen |= bit;
     return node;
 }
@@ -181,25 +184,14 @@ static bool is_in_hole(const pm_leaves *leaves, const pm_node *leaf)
     return false;
 }
 
-/* Whether all keys of a leaf are between two others. */
-static bool is_between(const pm_leaves *leaves, const pm_node *leaf)
-{
-    size_t at = pm_leaves_at(leaves, pm_leaves_first(leaf)), next = at + 1;
-    if (!leaves->count) return true;
-    if (pm_node_compare_keys(pm_leaves_first(leaf), pm_leaves_first(leaves->all[at])) < 0) next = at;
-    else if (pm_node_compare_keys(pm_leaves_first(leaf), pm_leaves_last(leaves->all[at])) <= 0) return false;
-    return next == leaves->count
-           || pm_node_compare_keys(pm_leaves_last(leaf), pm_leaves_first(leaves->all[next])) < 0;
-}
-
-/* The leaf on a page that the map calls metadata, and to which the tree does not lead. */
-static pm_node *lost_leaf(pm_region *region, uint64_t offset)
+/* The node on a page that the map calls metadata, and to which the tree does not lead. */
+static pm_node *lost_node(pm_region *region, uint64_t offset)
 {
     pm_status status;
     const uint64_t page = offset / PM_PAGE, seen = region->leaves->seen[page / 64] >> page % 64 & 1;
     if (seen || !is_metadata(region, offset) || !is_page(region, offset, PM_TYPE_NODE)) return NULL;
-    pm_node *leaf = pm_catalog_node(region, offset, 0, &status);
-    return leaf && leaf->count ? leaf : NULL;
+    uint32_t level = ((const pm_page_head *)(const void *)(region->live + offset))->level;
+    return pm_catalog_node(region, offset, level, &status);
 }
 
 static int by_key(const void *a, const void *b)
@@ -224,65 +216,41 @@ static pm_status fill_holes(pm_region *region)
 {
     pm_leaves *leaves = region->leaves;
     for (uint64_t offset = PM_PAGE; leaves->hole_count && offset < region->size; offset += PM_PAGE) {
-        pm_node *leaf = lost_leaf(region, offset);
-        if (!leaf || !is_in_hole(leaves, leaf)) continue;
+        pm_node *node = lost_node(region, offset);
+        if (!node || (!node->head.level && !is_in_hole(leaves, node))) continue;
         leaves->seen[offset / PM_PAGE / 64] |= UINT64_C(1) << offset / PM_PAGE % 64;
-        PM_TRY(add_leaf(leaves, leaf));
+        if (!node->head.level) PM_TRY(add_leaf(leaves, node));
     }
     sort(leaves);
     return PM_OK;
 }
 
-/* A node that a lost write left as it was before leads past leaves, and only the count of keys shows it. Adds leaves
- * between others, if they have as many keys as are missing. */
-static pm_status complete(pm_region *region, uint64_t missing)
-{
-    pm_leaves *leaves = region->leaves, found = {0};
-    pm_status status = PM_OK;
-    for (uint64_t offset = PM_PAGE; status == PM_OK && offset < region->size; offset += PM_PAGE) {
-        pm_node *leaf = lost_leaf(region, offset);
-        if (leaf && is_between(leaves, leaf)) status = add_leaf(&found, leaf);
-    }
-    if (pm_leaves_keys(&found) != missing) found.count = 0;
-    for (size_t i = 0; status == PM_OK && i < found.count; i++) status = add_leaf(leaves, found.all[i]);
-    free(found.all);
-    sort(leaves);
-    return status;
-}
-
-/* Finds the leaves, by the tree and, in its holes, by the map. Nodes that were found before are checked again. */
-static pm_status find(pm_region *region, const pm_root *root)
+pm_status pm_leaves_prepare(pm_region *region)
 {
     pm_status status;
-    pm_leaves *leaves = region->leaves;
-    leaves->count = leaves->hole_count = 0;
-    for (uint64_t page = 0; page < region->size / PM_PAGE; page++)
-        if (leaves->seen[page / 64] >> page % 64 & 1) region->flags[page] &= (uint8_t)~PM_FLAG_VERIFIED;
-    memset(leaves->seen, 0, (region->size / PM_PAGE / 64 + 1) * sizeof *leaves->seen);
-    const pm_node *top = root ? pm_page_read(region, root->tree, PM_TYPE_NODE, &status) : NULL;
-    if (top && top->head.level < PM_TREE_HEIGHT) PM_TRY(walk(region, root->tree, top->head.level, no_key, no_key));
-    else PM_TRY(add_hole(leaves, no_key, no_key));
-    return fill_holes(region);
-}
-
-pm_status pm_leaves_find(pm_region *region)
-{
-    pm_status status;
-    const pm_root *root = pm_heap_root(region, &status);
-    if (!root) PM_TRY(make_root(region));
+    if (!pm_heap_root(region, &status)) PM_TRY(make_root(region));
     pm_leaves *leaves = region->leaves = calloc(1, sizeof *leaves);
     if (leaves) leaves->seen = calloc(region->size / PM_PAGE / 64 + 1, sizeof *leaves->seen);
-    if (!leaves || !leaves->seen) return no_memory();
-    PM_TRY(find(region, root));
-    if (!root || pm_leaves_keys(leaves) == root->keys) return PM_OK;
-    /* A map that a lost write left as it was before calls nodes and contents free. The tree by itself is then whole. */
-    region->map_lost = true;
-    PM_TRY(find(region, root));
-    if (pm_leaves_keys(leaves) == root->keys) return PM_OK;
-    region->map_lost = false;
-    PM_TRY(find(region, root));
-    uint64_t keys = pm_leaves_keys(leaves);
-    return keys < root->keys ? complete(region, root->keys - keys) : PM_OK;
+    return leaves && leaves->seen ? PM_OK : no_memory();
+}
+
+pm_status pm_leaves_find(pm_region *region, pm_leaves_way way)
+{
+    pm_leaves *leaves = region->leaves;
+    region->map_lost = way == PM_LEAVES_BY_TREE_ALONE;
+    region->contradicts = false;
+    leaves->count = leaves->hole_count = 0;
+    for (uint64_t page = 0; page < region->size / PM_PAGE; page++) /* nodes that were found before are checked again */
+        if (leaves->seen[page / 64] >> page % 64 & 1) region->flags[page] &= (uint8_t)~PM_FLAG_VERIFIED;
+    memset(leaves->seen, 0, (region->size / PM_PAGE / 64 + 1) * sizeof *leaves->seen);
+    uint64_t top = ((const pm_root *)(const void *)region->live)->tree;
+    uint32_t level = PM_TREE_HEIGHT;
+    if (way != PM_LEAVES_BY_MAP && top % PM_PAGE == 0 && pm_region_holds(region, top, PM_PAGE)
+        && pm_region_make_private(region, top, PM_PAGE, "a page of metadata") == PM_OK)
+        level = ((const pm_page_head *)(const void *)(region->live + top))->level;
+    if (level < PM_TREE_HEIGHT) PM_TRY(walk(region, top, level, no_key, no_key));
+    else PM_TRY(add_hole(leaves, no_key, no_key));
+    return fill_holes(region);
 }
 
 void pm_leaves_free(pm_leaves *leaves)

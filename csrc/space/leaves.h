@@ -21,9 +21,18 @@ typedef struct pm_leaves {
     uint64_t *seen; /* a bit for each page: it is a sound node that was found */
 } pm_leaves;
 
-/* The region was opened for reading. Replaces a damaged root by what can be known of it, and finds the leaves: from now
- * on, the functions of space/catalog.h read these. PM_NO_MEMORY, PM_IO. */
-pm_status pm_leaves_find(pm_region *region);
+typedef enum {
+    PM_LEAVES_BY_TREE,      /* and, in its holes, by the map */
+    PM_LEAVES_BY_MAP,       /* the tree is an older one */
+    PM_LEAVES_BY_TREE_ALONE /* the map is an older one */
+} pm_leaves_way;
+
+/* The region was opened for reading. Replaces a damaged root by what can be known of it. PM_NO_MEMORY, PM_IO. */
+pm_status pm_leaves_prepare(pm_region *region);
+
+/* Finds the leaves: from now on, the functions of space/catalog.h read these. It may be called again, for another way.
+ * PM_NO_MEMORY. */
+pm_status pm_leaves_find(pm_region *region, pm_leaves_way way);
 void pm_leaves_free(pm_leaves *leaves);
 
 uint64_t pm_leaves_keys(const pm_leaves *leaves);          /* how many */

@@ -72,6 +72,8 @@ typedef struct {
     bool salvage;  /* damaged metadata hide nothing that can be found without them: */
     struct pm_leaves *leaves; /* the catalog's (space/leaves.h); NULL: the tree leads to them */
     bool map_lost;   /* the space map is an older one */
+    bool root_wrong; /* nothing else is */
+    bool contradicts; /* pages of metadata that are sound by themselves contradict each other */
     bool slots_lost; /* the table of slots is damaged */
 
     void *fork_lock;            /* keeps the lock of a fork (space/region_fork.h); NULL: there is none */

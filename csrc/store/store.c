@@ -25,6 +25,7 @@
 #include "commit/write_back.h"
 #include "commit/write_slots.h"
 #include "recovery/recovery.h"
+#include "recovery/salvage.h"
 #include "recovery/verify.h"
 #include "store/entries.h"
 #include "store/forks.h"
@@ -68,8 +69,7 @@ static pm_status open_layers(pm_store *store, int fd, pm_media_kind kind, unsign
     PM_TRY(pm_recovery_run(store));
     /* A reader that takes its lock from here on knows of all that recovery has freed. */
     PM_TRY(pm_region_find_users(&store->region, store));
-    if (store->region.salvage) PM_TRY(pm_leaves_find(&store->region));
-    PM_TRY(pm_slots_load(&store->region, store->log.slots));
+    PM_TRY(store->region.salvage ? pm_salvage_open(store) : pm_slots_load(&store->region, store->log.slots));
     pm_readers_begin(store);
     return pm_transaction_mark(store, PM_EVENT_RECOVERED, store->log.sequence);
 }

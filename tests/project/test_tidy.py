@@ -124,7 +124,7 @@ C_ORDER = {
         "candidates direct only write_slots",
         "transaction pending",
     ],
-    "recovery": ["recovery verify"],
+    "recovery": ["recovery verify", "salvage"],
     "store": ["forks entries", "new_file store"],
     "reader": ["reader", "page_hashes", "source", "parts", "pages", "contents", "snapshot", "save", "follow"],
     "explore": ["tracer crash", "model", "sandbox", "evaluate", "explorer", "state", "prune", "explore states replay"],

@@ -67,11 +67,9 @@ def test_nothing_is_lost_with_the_root_the_map_or_slabs(
     filled: tuple[Image, dict[str, Any]], kinds: tuple[int, ...]
 ) -> None:
     image, before = filled
-    pages = list(image.pages(*kinds))
-    report, found = salvaged(damage(image, pages))
-    assert found == before and report
-    assert ("any names may be missing" in str(report)) == (kinds == (ROOT,))
-    assert {problem.name for problem in report} == {None, *(["list", "derived"] if kinds == (ROOT,) else [])}
+    report, found = salvaged(damage(image, image.pages(*kinds)))
+    assert found == before and report and all(problem.name is None for problem in report)
+    assert "missing" not in str(report)
 
 
 @pytest.mark.parametrize("root", [False, True])
@@ -165,6 +163,55 @@ def test_a_page_of_metadata_that_a_lost_write_left_as_it_was(
     image.save()
     report, found = salvaged(image.path)
     assert found == there and bool(report) == (kind != MAP_LIST)
+
+
+def test_pages_that_lost_writes_left_as_they_were(open_store: Open) -> None:
+    """One page is told from the others by the digest of the last commit, also if the number of names is the same. Two
+    can't be, which the report says."""
+    with open_store() as store:
+        store.update({f"{i:04}": np.full(40, i) for i in range(300)})
+    before = Image(Path(store.path))
+    with open_store() as store:
+        for i in range(120):
+            del store[f"{i:04}"]
+        store.update({f"{i:04}": np.full(40, i) for i in range(300, 420)})
+    with open_store(mode="r") as store:
+        there, after = contents(store), Path(store.path).read_bytes()
+    for kinds in ((MAP,), (NODE,), (ROOT,), (MAP, NODE)):
+        image = Image(Path(store.path))
+        for page in [page for page in image.pages(*kinds) if not image.is_leaf(page)]:
+            image.bytes[REGION + page : REGION + page + PAGE] = before.bytes[REGION + page : REGION + page + PAGE]
+        image.save()
+        report, found = salvaged(image.path)
+        one = len(kinds) == 1
+        assert (found == there) == one or not one
+        assert ("anything may be that of an earlier commit" in str(report)) == (not one and found != there)
+        image.path.write_bytes(after)
+        image.path.with_name("rescued.pm").unlink()
+
+
+def test_a_root_that_a_lost_write_left_as_it_was_before_the_tree_grew(open_store: Open) -> None:
+    with open_store() as store:
+        store.update({f"{i:04}": i for i in range(20)})
+    before = Image(Path(store.path))
+    with open_store() as store:
+        store.update({f"{i:04}": i for i in range(20, 300)})
+    image = Image(Path(store.path))
+    image.bytes[REGION : REGION + PAGE] = before.bytes[REGION : REGION + PAGE]
+    image.save()
+    report, found = salvaged(image.path)
+    assert len(found) == 300 and "missing" not in str(report) and report
+
+
+def test_a_cell_that_is_not_in_its_only_leaf(open_store: Open) -> None:
+    """The checksum of the page is right, and the page is not believed."""
+    with open_store() as store:
+        store.update({f"{i:04}": i for i in range(20)})
+    image = Image(Path(store.path))
+    image.put(image.tree, 64, 0xFFF0, "H")  # where the first cell begins
+    image.save()
+    report, found = salvaged(image.path)
+    assert not found and "any names may be missing" in str(report)
 
 
 def test_a_leaf_that_a_lost_write_left_as_it_was(changed: tuple[Image, Image, dict[str, Any]]) -> None:

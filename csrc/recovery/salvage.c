@@ -1,0 +1,100 @@
+#include "recovery/salvage.h"
+
+#include <stdlib.h>
+
+#include "space/extent.h"
+#include "space/leaves.h"
+#include "space/page.h"
+#include "space/slots.h"
+#include "recovery/verify.h"
+
+typedef struct {
+    pm_region *region;
+    pm_digest digest;
+    uint64_t *slabs; /* a bit for each page: the slab was counted */
+} counter;
+
+static void count_page(counter *c, uint64_t offset, uint32_t type)
+{
+    pm_region *region = c->region;
+    if (offset >= region->size || offset % PM_PAGE
+        || pm_region_readable(region, region->live, offset, pm_page_bytes(type), "a page of metadata") != PM_OK
+        || !pm_page_valid(region, region->live, offset, type))
+        return;
+    pm_digest_add(&c->digest, offset, pm_page_contribution(region->live, offset));
+}
+
+/* The root, the space map and the table of slots. */
+static void count_map(counter *c)
+{
+    const pm_root *root = (const void *)c->region->live;
+    count_page(c, 0, PM_TYPE_ROOT);
+    for (unsigned i = 0; i < PM_SLOT_PAGES; i++)
+        if (root->slots[i]) count_page(c, root->slots[i], PM_TYPE_SLOTS);
+    for (unsigned i = 0; i < PM_ROOT_LISTS; i++) {
+        pm_status status;
+        if (!root->map_lists[i]) continue;
+        count_page(c, root->map_lists[i], PM_TYPE_MAP_LIST);
+        const pm_map_list *list = pm_page_read(c->region, root->map_lists[i], PM_TYPE_MAP_LIST, &status);
+        for (unsigned j = 0; list && j < PM_MAP_LIST_SLOTS; j++)
+            if (list->maps[j]) count_page(c, list->maps[j], PM_TYPE_MAP);
+    }
+}
+
+static void count_entry(counter *c, const pm_cell *cell)
+{
+    pm_region *region = c->region;
+    if (!cell->offset || pm_heap_check_extent(region, cell->offset, cell->length) != PM_OK) return;
+    uint64_t page = cell->offset / PM_PAGE, bit = UINT64_C(1) << page % 64;
+    if (pm_extent_is_small(cell->length) && !(c->slabs[page / 64] & bit)) {
+        c->slabs[page / 64] |= bit;
+        count_page(c, page * PM_PAGE, PM_TYPE_SLAB);
+    }
+    uint64_t place = pm_region_place(region, cell->offset, cell->length), table = place + pm_extent_table(cell->length);
+    uint64_t bytes = 8 * pm_extent_blocks(cell->length);
+    if (pm_region_readable(region, region->live, table, bytes, "hashes") == PM_OK)
+        pm_extent_digest(&c->digest, region->live + table, place, cell->length);
+}
+
+/* Whether the leaves that were found, with all that belongs to them, are the last commit but for a single place, or
+ * nothing. That is so if one page is damaged, or was left as it was before by a lost write. */
+static pm_status explain(pm_store *store, bool *explains)
+{
+    pm_region *region = &store->region;
+    const pm_leaves *leaves = region->leaves;
+    counter c = {.region = region, .slabs = calloc(region->size / PM_PAGE / 64 + 1, sizeof *c.slabs)};
+    if (!c.slabs) return pm_fail(PM_NO_MEMORY, "no memory to compare a store with its digest");
+    count_map(&c);
+    for (uint64_t page = 1; page < region->size / PM_PAGE; page++)
+        if (leaves->seen[page / 64] >> page % 64 & 1) count_page(&c, page * PM_PAGE, PM_TYPE_NODE);
+    for (size_t i = 0; i < leaves->count; i++)
+        for (unsigned slot = 0; slot < leaves->all[i]->count; slot++) {
+            pm_cell cell = pm_node_cell(leaves->all[i], slot, NULL, NULL);
+            count_entry(&c, &cell);
+        }
+    free(c.slabs);
+    pm_digest difference = pm_digest_minus(store->log.digest, c.digest);
+    uint64_t place = pm_verify_place(region, difference);
+    *explains = place != UINT64_MAX || (!difference.sum && !difference.moment);
+    region->root_wrong = place == 0;
+    return PM_OK;
+}
+
+pm_status pm_salvage_open(pm_store *store)
+{
+    static const pm_leaves_way ways[] = {PM_LEAVES_BY_TREE, PM_LEAVES_BY_MAP, PM_LEAVES_BY_TREE_ALONE};
+    pm_region *region = &store->region;
+    bool explains = false;
+    PM_TRY(pm_leaves_prepare(region));
+    PM_TRY(pm_slots_load(region, store->log.slots));
+    for (size_t i = 0; i < sizeof ways / sizeof ways[0] && !explains; i++) {
+        PM_TRY(pm_leaves_find(region, ways[i]));
+        PM_TRY(explain(store, &explains));
+    }
+    if (!explains) PM_TRY(pm_leaves_find(region, PM_LEAVES_BY_TREE));
+    uint64_t keys = pm_leaves_keys(region->leaves), counted = ((const pm_root *)(const void *)region->live)->keys;
+    bool more = keys > counted || (keys < counted && !region->leaves->hole_count);
+    region->contradicts |= more && pm_page_valid(region, region->live, 0, PM_TYPE_ROOT);
+    region->contradicts &= !explains;
+    return PM_OK;
+}

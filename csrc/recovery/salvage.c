@@ -11,7 +11,7 @@
 typedef struct {
     pm_region *region;
     pm_digest digest;
-    uint64_t *slabs; /* a bit for each page: the slab was counted */
+    pm_page_set slabs; /* that were counted */
 } counter;
 
 static void count_page(counter *c, uint64_t offset, uint32_t type)
@@ -45,9 +45,9 @@ static void count_entry(counter *c, const pm_cell *cell)
 {
     pm_region *region = c->region;
     if (!cell->offset || pm_heap_check_extent(region, cell->offset, cell->length) != PM_OK) return;
-    uint64_t page = cell->offset / PM_PAGE, bit = UINT64_C(1) << page % 64;
-    if (pm_extent_is_small(cell->length) && !(c->slabs[page / 64] & bit)) {
-        c->slabs[page / 64] |= bit;
+    uint64_t page = cell->offset / PM_PAGE;
+    if (pm_extent_is_small(cell->length) && !pm_page_set_has(&c->slabs, page)) {
+        pm_page_set_add(&c->slabs, page, page + 1);
         count_page(c, page * PM_PAGE, PM_TYPE_SLAB);
     }
     uint64_t place = pm_region_place(region, cell->offset, cell->length), table = place + pm_extent_table(cell->length);
@@ -62,17 +62,18 @@ static pm_status explain(pm_store *store, bool *explains)
 {
     pm_region *region = &store->region;
     const pm_leaves *leaves = region->leaves;
-    counter c = {.region = region, .slabs = calloc(region->size / PM_PAGE / 64 + 1, sizeof *c.slabs)};
-    if (!c.slabs) return pm_fail(PM_NO_MEMORY, "no memory to compare a store with its digest");
+    const uint64_t pages = region->size / PM_PAGE;
+    counter c = {.region = region, .slabs.bits = calloc(pages / 64 + 1, sizeof *c.slabs.bits)};
+    if (!c.slabs.bits) return pm_fail(PM_NO_MEMORY, "no memory to compare a store with its digest");
     count_map(&c);
-    for (uint64_t page = 1; page < region->size / PM_PAGE; page++)
-        if (leaves->seen[page / 64] >> page % 64 & 1) count_page(&c, page * PM_PAGE, PM_TYPE_NODE);
+    for (uint64_t page = 0; (page = pm_page_set_next(&leaves->seen, page, pages)) < pages; page++)
+        count_page(&c, page * PM_PAGE, PM_TYPE_NODE);
     for (size_t i = 0; i < leaves->count; i++)
         for (unsigned slot = 0; slot < leaves->all[i]->count; slot++) {
             pm_cell cell = pm_node_cell(leaves->all[i], slot, NULL, NULL);
             count_entry(&c, &cell);
         }
-    free(c.slabs);
+    free(c.slabs.bits);
     pm_digest difference = pm_digest_minus(store->log.digest, c.digest);
     uint64_t place = pm_verify_place(region, difference);
     *explains = place != UINT64_MAX || (!difference.sum && !difference.moment);

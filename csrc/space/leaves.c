@@ -1,7 +1,6 @@
 #include "space/leaves.h"
 
 #include <stdlib.h>
-#include <string.h>
 #include <sys/mman.h>
 
 #include "space/page.h"
@@ -150,15 +149,14 @@ static pm_status add_hole(pm_leaves *leaves, pm_key from, pm_key to)
 static pm_node *node_at(pm_region *region, uint64_t offset, uint32_t level, pm_key from, pm_key to)
 {
     pm_status status;
-    if (offset % PM_PAGE || offset >= region->size) return NULL;
-    uint64_t page = offset / PM_PAGE, *seen = &region->leaves->seen[page / 64], bit = UINT64_C(1) << page % 64;
-    if (*seen & bit) return NULL;
+    pm_page_set *seen = &region->leaves->seen;
+    if (offset % PM_PAGE || offset >= region->size || pm_page_set_has(seen, offset / PM_PAGE)) return NULL;
     pm_node *node = pm_catalog_node(region, offset, level, &status);
     if (!node || !is_within(node, from, to)) {
         region->contradicts |= is_page(region, offset, PM_TYPE_NODE);
         return NULL;
     }
-    *seen |= bit;
+    pm_page_set_add(seen, offset / PM_PAGE, offset / PM_PAGE + 1);
     return node;
 }
 
@@ -188,7 +186,7 @@ static bool is_in_hole(const pm_leaves *leaves, const pm_node *leaf)
 static pm_node *lost_node(pm_region *region, uint64_t offset)
 {
     pm_status status;
-    const uint64_t page = offset / PM_PAGE, seen = region->leaves->seen[page / 64] >> page % 64 & 1;
+    bool seen = pm_page_set_has(&region->leaves->seen, offset / PM_PAGE);
     if (seen || !is_metadata(region, offset) || !is_page(region, offset, PM_TYPE_NODE)) return NULL;
     uint32_t level = ((const pm_page_head *)(const void *)(region->live + offset))->level;
     return pm_catalog_node(region, offset, level, &status);
@@ -218,7 +216,7 @@ static pm_status fill_holes(pm_region *region)
     for (uint64_t offset = PM_PAGE; leaves->hole_count && offset < region->size; offset += PM_PAGE) {
         pm_node *node = lost_node(region, offset);
         if (!node || (!node->head.level && !is_in_hole(leaves, node))) continue;
-        leaves->seen[offset / PM_PAGE / 64] |= UINT64_C(1) << offset / PM_PAGE % 64;
+        pm_page_set_add(&leaves->seen, offset / PM_PAGE, offset / PM_PAGE + 1);
         if (!node->head.level) PM_TRY(add_leaf(leaves, node));
     }
     sort(leaves);
@@ -230,8 +228,8 @@ pm_status pm_leaves_prepare(pm_region *region)
     pm_status status;
     if (!pm_heap_root(region, &status)) PM_TRY(make_root(region));
     pm_leaves *leaves = region->leaves = calloc(1, sizeof *leaves);
-    if (leaves) leaves->seen = calloc(region->size / PM_PAGE / 64 + 1, sizeof *leaves->seen);
-    return leaves && leaves->seen ? PM_OK : no_memory();
+    if (leaves) leaves->seen.bits = calloc(region->size / PM_PAGE / 64 + 1, sizeof *leaves->seen.bits);
+    return leaves && leaves->seen.bits ? PM_OK : no_memory();
 }
 
 pm_status pm_leaves_find(pm_region *region, pm_leaves_way way)
@@ -240,9 +238,11 @@ pm_status pm_leaves_find(pm_region *region, pm_leaves_way way)
     region->map_lost = way == PM_LEAVES_BY_TREE_ALONE;
     region->contradicts = false;
     leaves->count = leaves->hole_count = 0;
-    for (uint64_t page = 0; page < region->size / PM_PAGE; page++) /* nodes that were found before are checked again */
-        if (leaves->seen[page / 64] >> page % 64 & 1) region->flags[page] &= (uint8_t)~PM_FLAG_VERIFIED;
-    memset(leaves->seen, 0, (region->size / PM_PAGE / 64 + 1) * sizeof *leaves->seen);
+    const uint64_t pages = region->size / PM_PAGE;
+    /* Nodes that were found before are checked again */
+    for (uint64_t page = 0; (page = pm_page_set_next(&leaves->seen, page, pages)) < pages; page++)
+        region->flags[page] &= (uint8_t)~PM_FLAG_VERIFIED;
+    pm_page_set_clear(&leaves->seen, 0, pages);
     uint64_t top = ((const pm_root *)(const void *)region->live)->tree;
     uint32_t level = PM_TREE_HEIGHT;
     if (way != PM_LEAVES_BY_MAP && top % PM_PAGE == 0 && pm_region_holds(region, top, PM_PAGE)
@@ -258,6 +258,6 @@ void pm_leaves_free(pm_leaves *leaves)
     if (!leaves) return;
     free(leaves->all);
     free(leaves->holes);
-    free(leaves->seen);
+    free(leaves->seen.bits);
     free(leaves);
 }

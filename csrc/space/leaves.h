@@ -6,6 +6,7 @@
 #ifndef PM_LEAVES_H
 #define PM_LEAVES_H
 
+#include "dirty/page_set.h"
 #include "space/catalog.h"
 
 /* Keys that a damaged node led to: from <= key < to. A key without bytes is no bound. */
@@ -18,7 +19,7 @@ typedef struct pm_leaves {
     size_t count, room;
     pm_hole *holes; /* in the same order, none beside another; the leaves in them need not be all */
     size_t hole_count, hole_room;
-    uint64_t *seen; /* a bit for each page: it is a sound node that was found */
+    pm_page_set seen; /* sound nodes that were found */
 } pm_leaves;
 
 typedef enum {

@@ -22,7 +22,21 @@ from pmstore.testing._store.recording import Recorder
 from tests.conftest import LONGER, MEMORY
 from tests.core.test_trackers import committed
 from tests.support import shim as shims
-from tests.support.images import DIRECT, HEADER, LOGGED, OVERFLOW, PAGE, REGION, Image, body_hash, item, keyed_checksum
+from tests.support.images import (
+    DIRECT,
+    HEADER,
+    LOGGED,
+    MAP,
+    NODE,
+    OVERFLOW,
+    PAGE,
+    REGION,
+    ROOT,
+    Image,
+    body_hash,
+    item,
+    keyed_checksum,
+)
 from tests.support.places import offset_of
 from tests.support.shim import FROM_THEN, ONCE, begin_memory, count, hits
 from tests.support.snapshots import Snapshot, difference, snapshot
@@ -541,3 +555,31 @@ def test_a_recovery_that_lacks_memory_mixes_no_commits(
     if medium == "memory" and not MEMORY.is_dir():
         pytest.skip("no /dev/shm")
     shims.call(fault_library, refused_to_a_recovery, directory, medium, how)
+
+
+def refused_to_a_salvage(folder: str, kinds: tuple[int, ...]) -> None:
+    """kinds: of the pages that are damaged."""
+    path, target = Path(folder) / "store.pm", Path(folder) / "new.pm"
+    with pmstore.open(path, "x", media="memory") as store:
+        store.update({f"{i:04}" + "x" * 300: i for i in range(700)})
+        store["array"] = np.arange(100)
+    image = Image(path)
+    for page in [page for page in image.pages(*kinds) if not image.is_leaf(page)]:
+        image.bytes[REGION + page + 40] ^= 1
+    image.save()
+    for at in each_request(9):
+        begin_memory(ONCE, at)
+        with contextlib.suppress(pmstore.OutOfMemoryError, MemoryError):
+            pmstore.salvage(path, target)
+        shims.end()
+        if target.exists():
+            with pmstore.open(target, "r") as store:
+                assert len(store) == 701 and store.check().ok, at
+            target.unlink()
+
+
+@pytest.mark.parametrize("kinds", [(NODE,), (ROOT,), (MAP,)], ids=str)
+def test_a_salvage_that_lacks_memory_leaves_nothing_out(
+    fault_library: Path, directory: Path, kinds: tuple[int, ...]
+) -> None:
+    shims.call(fault_library, refused_to_a_salvage, directory, kinds)

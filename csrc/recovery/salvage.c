@@ -92,10 +92,6 @@ pm_status pm_salvage_open(pm_store *store)
         PM_TRY(pm_leaves_find(region, ways[i]));
         PM_TRY(explain(store, &explains));
     }
-    if (!explains) PM_TRY(pm_leaves_find(region, PM_LEAVES_BY_TREE));
-    uint64_t keys = pm_leaves_keys(region->leaves), counted = ((const pm_root *)(const void *)region->live)->keys;
-    bool more = keys > counted || (keys < counted && !region->leaves->hole_count);
-    region->contradicts |= more && pm_page_valid(region, region->live, 0, PM_TYPE_ROOT);
-    region->contradicts &= !explains;
-    return PM_OK;
+    region->unproved = !explains;
+    return explains ? PM_OK : pm_leaves_find(region, PM_LEAVES_BY_TREE);
 }

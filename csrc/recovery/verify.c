@@ -8,7 +8,7 @@
 #include "space/leaves.h"
 #include "space/page.h"
 
-enum { PROBLEMS_KEPT = 1000 };
+enum { PROBLEMS_KEPT = 1000, HOLES_TOLD = 100 /* the last one goes to the end if there are more */ };
 
 struct pm_report {
     pm_problem *problems;
@@ -206,12 +206,23 @@ static void check_entry(checker *c, const pm_cell *cell, pm_key key)
     check_contents(c, cell, key, committed);
 }
 
-/* Checks a subtree whose keys lie in [from, to). An empty key is no bound. For salvage, entries count only
- * in the leaves that were found, which are claimed already. */
+/* For salvage: whether a node was found that counts. One that is damaged is told. */
+static bool was_found(checker *c, uint64_t offset)
+{
+    bool inside = !(offset % PM_PAGE) && offset < c->region->size;
+    if (inside && pm_page_set_has(&c->region->leaves->seen, offset / PM_PAGE)) return true;
+    if (inside && is_readable(c, offset, PM_PAGE, "catalog node")
+        && !pm_page_valid(c->region, c->image, offset, PM_TYPE_NODE))
+        add_problem(c, offset, PM_PAGE, 0, no_key, "the catalog node page at region offset %llu is damaged",
+                    (unsigned long long)offset);
+    return false;
+}
+
+/* Checks a subtree whose keys lie in [from, to). An empty key is no bound. For salvage, check_entries checks the leaves
+ * that were found. */
 static void check_tree(checker *c, uint64_t offset, uint32_t level, pm_key from, pm_key to)
 {
-    bool found = c->region->leaves && offset < c->region->size && c->kinds[offset / PM_PAGE] == PM_PAGE_META;
-    if (found && !level) return;
+    if (c->region->leaves && (!was_found(c, offset) || !level)) return;
     const pm_node *node = metadata(c, offset, PM_TYPE_NODE);
     if (!node) return;
     if (!pm_node_valid(node) || node->head.level != level) {
@@ -228,7 +239,7 @@ static void check_tree(checker *c, uint64_t offset, uint32_t level, pm_key from,
                         "the catalog node at region offset %llu holds a key of another node",
                         (unsigned long long)offset);
         if (!level) {
-            if (i < node->count && !c->region->leaves) check_entry(c, &cell, key), c->keys++;
+            if (i < node->count) check_entry(c, &cell, key), c->keys++;
             continue;
         }
         uint64_t child = node->first_child;
@@ -264,13 +275,14 @@ static void check_holes(checker *c, const pm_root *root)
     const pm_leaves *leaves = c->region->leaves;
     if (!leaves || c->region->root_wrong || (root && root->keys == pm_leaves_keys(leaves))) return;
     size_t before = 0, after = 0; /* leaves */
-    for (size_t hole = 0; hole < leaves->hole_count; hole++) {
+    for (size_t hole = 0; hole < leaves->hole_count && hole < HOLES_TOLD; hole++) {
         pm_key from = leaves->holes[hole].from, to = leaves->holes[hole].to;
         while (before < leaves->count && pm_node_compare_keys(pm_leaves_first(leaves->all[before]), from) < 0) before++;
         for (after = before; after < leaves->count; after++)
             if (to.length && pm_node_compare_keys(pm_leaves_first(leaves->all[after]), to) >= 0) break;
         from = before ? pm_leaves_last(leaves->all[before - 1]) : no_key;
-        to = after < leaves->count ? pm_leaves_first(leaves->all[after]) : behind_all;
+        bool all_behind = hole + 1 == HOLES_TOLD && hole + 1 < leaves->hole_count;
+        to = after < leaves->count && !all_behind ? pm_leaves_first(leaves->all[after]) : behind_all;
         add_problem(c, 0, 0, UINT64_MAX, from, "keys behind this one may be missing");
         add_problem(c, 0, 0, UINT64_MAX, to, "keys before this one may be missing");
     }
@@ -362,9 +374,9 @@ static void check_state(checker *c)
     const pm_root *root = metadata(c, 0, PM_TYPE_ROOT);
     check_leaves(c);
     check_holes(c, root);
-    if (c->region->contradicts)
+    if (c->region->unproved)
         add_problem(c, 0, 0, 0, no_key,
-                    "the catalog and the space map contradict each other: anything may be that of an earlier commit");
+                    "what is left does not match the digest of the last commit: something may be of an earlier one");
     if (c->region->slots_lost)
         add_problem(c, 0, 0, 0, no_key,
                     "the table of slots is damaged: large arrays may be those of an earlier commit");

@@ -152,10 +152,8 @@ static pm_node *node_at(pm_region *region, uint64_t offset, uint32_t level, pm_k
     pm_page_set *seen = &region->leaves->seen;
     if (offset % PM_PAGE || offset >= region->size || pm_page_set_has(seen, offset / PM_PAGE)) return NULL;
     pm_node *node = pm_catalog_node(region, offset, level, &status);
-    if (!node || !is_within(node, from, to)) {
-        region->contradicts |= is_page(region, offset, PM_TYPE_NODE);
-        return NULL;
-    }
+    if (node && !is_within(node, from, to)) region->flags[offset / PM_PAGE] &= (uint8_t)~PM_FLAG_VERIFIED;
+    if (!node || !is_within(node, from, to)) return NULL;
     pm_page_set_add(seen, offset / PM_PAGE, offset / PM_PAGE + 1);
     return node;
 }
@@ -236,7 +234,6 @@ pm_status pm_leaves_find(pm_region *region, pm_leaves_way way)
 {
     pm_leaves *leaves = region->leaves;
     region->map_lost = way == PM_LEAVES_BY_TREE_ALONE;
-    region->contradicts = false;
     leaves->count = leaves->hole_count = 0;
     const uint64_t pages = region->size / PM_PAGE;
     /* Nodes that were found before are checked again */

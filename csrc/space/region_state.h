@@ -73,7 +73,7 @@ typedef struct {
     struct pm_leaves *leaves; /* the catalog's (space/leaves.h); NULL: the tree leads to them */
     bool map_lost;   /* the space map is an older one */
     bool root_wrong; /* nothing else is */
-    bool contradicts; /* pages of metadata that are sound by themselves contradict each other */
+    bool unproved;   /* the digest is not that of what was found */
     bool slots_lost; /* the table of slots is damaged */
 
     void *fork_lock;            /* keeps the lock of a fork (space/region_fork.h); NULL: there is none */

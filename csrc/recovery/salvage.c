@@ -75,10 +75,18 @@ static pm_status explain(pm_store *store, bool *explains)
         }
     free(c.slabs.bits);
     pm_digest difference = pm_digest_minus(store->log.digest, c.digest);
-    uint64_t place = pm_verify_place(region, difference);
-    *explains = place != UINT64_MAX || (!difference.sum && !difference.moment);
-    region->root_wrong = place == 0;
+    region->wrong = pm_verify_place(region, difference);
+    *explains = region->wrong != UINT64_MAX || (!difference.sum && !difference.moment);
     return PM_OK;
+}
+
+/* Finds the leaves in a way, and the extents with two slots, on whose pages the map has to agree unless it is lost. */
+static pm_status find(pm_store *store, pm_leaves_way way, bool slots_lost)
+{
+    PM_TRY(pm_leaves_find(&store->region, way));
+    store->region.slots_lost = slots_lost;
+    pm_slots_forget(&store->region);
+    return pm_slots_load(&store->region, store->log.slots);
 }
 
 pm_status pm_salvage_open(pm_store *store)
@@ -87,11 +95,11 @@ pm_status pm_salvage_open(pm_store *store)
     pm_region *region = &store->region;
     bool explains = false;
     PM_TRY(pm_leaves_prepare(region));
-    PM_TRY(pm_slots_load(region, store->log.slots));
+    const bool lost = region->slots_lost;
     for (size_t i = 0; i < sizeof ways / sizeof ways[0] && !explains; i++) {
-        PM_TRY(pm_leaves_find(region, ways[i]));
+        PM_TRY(find(store, ways[i], lost));
         PM_TRY(explain(store, &explains));
     }
     region->unproved = !explains;
-    return explains ? PM_OK : pm_leaves_find(region, PM_LEAVES_BY_TREE);
+    return explains ? PM_OK : find(store, PM_LEAVES_BY_TREE, lost);
 }

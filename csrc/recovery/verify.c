@@ -273,7 +273,8 @@ static void check_holes(checker *c, const pm_root *root)
 {
     const pm_key behind_all = {(const uint8_t *)"\xff", 1};
     const pm_leaves *leaves = c->region->leaves;
-    if (!leaves || c->region->root_wrong || (root && root->keys == pm_leaves_keys(leaves))) return;
+    if (!leaves || !c->region->wrong) return; /* nothing but the root is wrong */
+    if (root && root->keys == pm_leaves_keys(leaves) && !c->region->unproved) return;
     size_t before = 0, after = 0; /* leaves */
     for (size_t hole = 0; hole < leaves->hole_count && hole < HOLES_TOLD; hole++) {
         pm_key from = leaves->holes[hole].from, to = leaves->holes[hole].to;
@@ -443,7 +444,7 @@ pm_status pm_verify(pm_store *store, pm_report **out)
                  .report = calloc(1, sizeof *c.report),
                  .kinds = calloc(pages, 1),
                  .blocks = calloc(pages, sizeof *c.blocks),
-                 .suspect = UINT64_MAX};
+                 .suspect = region->salvage ? region->wrong : UINT64_MAX};
     if (c.report && c.kinds && c.blocks) {
         check_state(&c);
         check_digest(&c, store->log.digest);

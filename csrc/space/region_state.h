@@ -72,8 +72,8 @@ typedef struct {
     bool salvage;  /* damaged metadata hide nothing that can be found without them: */
     struct pm_leaves *leaves; /* the catalog's (space/leaves.h); NULL: the tree leads to them */
     bool map_lost;   /* the space map is an older one */
-    bool root_wrong; /* nothing else is */
-    bool unproved;   /* the digest is not that of what was found */
+    bool unproved;   /* the digest is not that of what was found, */
+    uint64_t wrong;  /* or differs from it in this place only; UINT64_MAX: in none, or many */
     bool slots_lost; /* the table of slots is damaged */
 
     void *fork_lock;            /* keeps the lock of a fork (space/region_fork.h); NULL: there is none */

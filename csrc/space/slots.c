@@ -100,6 +100,11 @@ pm_status pm_slots_load(pm_region *region, const uint64_t *current)
     return PM_OK;
 }
 
+void pm_slots_forget(pm_region *region)
+{
+    while (region->double_buffer_count) forget(region, region->double_buffer_count - 1);
+}
+
 /* Finds a free entry. An entry that is free now and was not at the last commit counts too. */
 static pm_status free_entry(pm_region *region, unsigned *entry)
 {

@@ -34,6 +34,9 @@ enum { PM_DOUBLE_BUFFER_FROM_FILE = 1 << 20 /* bytes: on disks, a shorter extent
 /* Reads the table. current: a bit for each of its entries, see pm_log. */
 pm_status pm_slots_load(pm_region *region, const uint64_t *current);
 
+/* Forgets what was read. For a region that was opened for reading. */
+void pm_slots_forget(pm_region *region);
+
 /* Gives an extent that has pages of its own a second slot, which is not written yet. current: as above. PM_NO_SPACE:
  * grow the region by the extent's pages. PM_TOO_LONG: the table is full. */
 pm_status pm_slots_add(pm_region *region, const uint64_t *current, uint64_t extent, uint64_t length);

@@ -135,8 +135,10 @@ def changed(open_store: Open) -> tuple[Image, Image, dict[str, Any]]:
     and space that is free now has the contents of deleted arrays."""
     with open_store() as store:
         store.update({f"{i:04}": np.full(40, i) for i in range(0, 1200, 2)})
+        make_double_buffered(store)
     before = Image(Path(store.path))
     with open_store() as store:
+        store["x"][...] += 1
         for i in range(200, 600, 2):
             del store[f"{i:04}"]
         store.update({f"{i:04}": np.full(40, i) for i in range(601, 900, 2)})
@@ -188,6 +190,23 @@ def test_pages_that_lost_writes_left_as_they_were(open_store: Open) -> None:
         assert ("something may be of an earlier one" in str(report)) is not one
         image.path.write_bytes(after)
         image.path.with_name("rescued.pm").unlink()
+
+
+def test_an_old_leaf_is_told(open_store: Open) -> None:
+    """Also if its values are in the leaf itself, and the root counts other keys."""
+    with open_store() as store:
+        store.update({f"{i:03}": i for i in range(70)})
+    before = Image(Path(store.path))
+    with open_store() as store:
+        store.update({f"{i:03}": -i for i in range(60)})
+        del store["069"]
+    image = Image(Path(store.path))
+    (page,) = leaves(image)
+    image.bytes[REGION + page : REGION + page + PAGE] = before.bytes[REGION + page : REGION + page + PAGE]
+    image.save()
+    report, found = salvaged(image.path)
+    assert found == {f"{i:03}": i for i in range(70)}
+    assert f"the catalog node page at region offset {page} is not the one that was committed last" in str(report)
 
 
 def test_a_root_that_a_lost_write_left_as_it_was_before_the_tree_grew(open_store: Open) -> None:

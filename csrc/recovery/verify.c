@@ -377,7 +377,8 @@ static void check_state(checker *c)
     check_holes(c, root);
     if (c->region->unproved)
         add_problem(c, 0, 0, 0, no_key,
-                    "what is left does not match the digest of the last commit: something may be of an earlier one");
+                    "the store does not match its digest: there may be pages or small extents that are not those that "
+                    "were committed last");
     if (c->region->slots_lost)
         add_problem(c, 0, 0, 0, no_key,
                     "the table of slots is damaged: large arrays may be those of an earlier commit");

@@ -157,8 +157,9 @@ static pm_status write_private(pm_region *region, uint64_t offset, const uint8_t
         part = region->salvage ? PM_PAGE - (offset + at) % PM_PAGE : length;
         if (part > length - at) part = length - at;
         pm_status status = pm_region_make_private(region, offset + at, part, "what a commit has changed in part");
-        if (status == PM_OK) memcpy(region->live + offset + at, bytes + at, part);
-        else if (!region->salvage) return status;
+        if (status != PM_OK && region->salvage) continue;
+        PM_TRY(status);
+        memcpy(region->live + offset + at, bytes + at, part);
     }
     return PM_OK;
 }

@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
+#include "base/search.h"
 #include "space/extent.h"
 #include "space/leaves.h"
 #include "space/page.h"
@@ -114,14 +115,19 @@ static bool is_readable(checker *c, uint64_t offset, uint64_t length, const char
     return false;
 }
 
+/* True if a page of metadata is sound; otherwise adds a problem. */
+static bool is_sound(checker *c, uint64_t offset, uint32_t type)
+{
+    if (!is_readable(c, offset, PM_PAGE, page_name(type))) return false;
+    if (pm_page_valid(c->region, c->image, offset, type)) return true;
+    add_problem(c, offset, PM_PAGE, 0, no_key, "the %s page at region offset %llu is damaged", page_name(type),
+                (unsigned long long)offset);
+    return false;
+}
+
 static const void *metadata(checker *c, uint64_t offset, uint32_t type)
 {
-    if (!claim(c, offset, PM_PAGE_META, no_key) || !is_readable(c, offset, PM_PAGE, page_name(type))) return NULL;
-    if (!pm_page_valid(c->region, c->image, offset, type)) {
-        add_problem(c, offset, PM_PAGE, 0, no_key, "the %s page at region offset %llu is damaged", page_name(type),
-                    (unsigned long long)offset);
-        return NULL;
-    }
+    if (!claim(c, offset, PM_PAGE_META, no_key) || !is_sound(c, offset, type)) return NULL;
     count_page(c, offset, type);
     return c->image + offset;
 }
@@ -211,10 +217,7 @@ static bool was_found(checker *c, uint64_t offset)
 {
     bool inside = !(offset % PM_PAGE) && offset < c->region->size;
     if (inside && pm_page_set_has(&c->region->leaves->seen, offset / PM_PAGE)) return true;
-    if (inside && is_readable(c, offset, PM_PAGE, "catalog node")
-        && !pm_page_valid(c->region, c->image, offset, PM_TYPE_NODE))
-        add_problem(c, offset, PM_PAGE, 0, no_key, "the catalog node page at region offset %llu is damaged",
-                    (unsigned long long)offset);
+    if (inside) is_sound(c, offset, PM_TYPE_NODE);
     return false;
 }
 
@@ -268,6 +271,12 @@ static void check_entries(checker *c)
     }
 }
 
+/* The first leaf that begins with this key, or a higher one. */
+static size_t first_from(const pm_leaves *leaves, pm_key key)
+{
+    return PM_FIRST(i, leaves->count, pm_node_compare_keys(pm_leaves_first(leaves->all[i]), key) >= 0);
+}
+
 /* For salvage: tells where keys may be missing, by two problems for each hole. */
 static void check_holes(checker *c, const pm_root *root)
 {
@@ -275,12 +284,9 @@ static void check_holes(checker *c, const pm_root *root)
     const pm_leaves *leaves = c->region->leaves;
     if (!leaves || !c->region->wrong) return; /* nothing but the root is wrong */
     if (root && root->keys == pm_leaves_keys(leaves) && !c->region->unproved) return;
-    size_t before = 0, after = 0; /* leaves */
     for (size_t hole = 0; hole < leaves->hole_count && hole < HOLES_TOLD; hole++) {
         pm_key from = leaves->holes[hole].from, to = leaves->holes[hole].to;
-        while (before < leaves->count && pm_node_compare_keys(pm_leaves_first(leaves->all[before]), from) < 0) before++;
-        for (after = before; after < leaves->count; after++)
-            if (to.length && pm_node_compare_keys(pm_leaves_first(leaves->all[after]), to) >= 0) break;
+        size_t before = first_from(leaves, from), after = to.length ? first_from(leaves, to) : leaves->count;
         from = before ? pm_leaves_last(leaves->all[before - 1]) : no_key;
         bool all_behind = hole + 1 == HOLES_TOLD && hole + 1 < leaves->hole_count;
         to = after < leaves->count && !all_behind ? pm_leaves_first(leaves->all[after]) : behind_all;

@@ -65,15 +65,18 @@ static pm_status descend_tree(pm_region *region, pm_key key, tree_path *path)
     }
 }
 
-static pm_status descend(pm_region *region, pm_key key, tree_path *path)
+static pm_status find_leaf(const pm_leaves *leaves, pm_key key, tree_path *path)
 {
-    const pm_leaves *leaves = region->leaves;
-    if (!leaves) return descend_tree(region, key, path);
     if (!leaves->count) return PM_NOT_FOUND;
-    path->depth = 0;
     path->leaf = pm_leaves_at(leaves, key);
     path->nodes[0] = leaves->all[path->leaf];
     return PM_OK;
+}
+
+static pm_status descend(pm_region *region, pm_key key, tree_path *path)
+{
+    path->depth = 0;
+    return region->leaves ? find_leaf(region->leaves, key, path) : descend_tree(region, key, path);
 }
 
 void pm_catalog_node_found(const pm_node *leaf, unsigned slot, pm_found *found)
@@ -84,7 +87,7 @@ void pm_catalog_node_found(const pm_node *leaf, unsigned slot, pm_found *found)
 
 pm_status pm_catalog_get(pm_region *region, pm_key key, pm_found *found)
 {
-    tree_path path = {.depth = 0};
+    tree_path path;
     bool exact;
     PM_TRY(descend(region, key, &path));
     const pm_node *leaf = path.nodes[path.depth];

@@ -3,6 +3,7 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
+#include "base/search.h"
 #include "space/page.h"
 
 static const pm_key no_key = {NULL, 0};
@@ -30,13 +31,8 @@ uint64_t pm_leaves_keys(const pm_leaves *leaves)
 
 size_t pm_leaves_at(const pm_leaves *leaves, pm_key key)
 {
-    size_t from = 0, to = leaves->count;
-    while (to > from + 1) {
-        size_t middle = from + (to - from) / 2;
-        if (pm_node_compare_keys(pm_leaves_first(leaves->all[middle]), key) <= 0) from = middle;
-        else to = middle;
-    }
-    return from;
+    size_t next = PM_FIRST(i, leaves->count, pm_node_compare_keys(pm_leaves_first(leaves->all[i]), key) > 0);
+    return next ? next - 1 : 0;
 }
 
 static bool is_within(const pm_node *node, pm_key from, pm_key to)
@@ -152,8 +148,11 @@ static pm_node *node_at(pm_region *region, uint64_t offset, uint32_t level, pm_k
     pm_page_set *seen = &region->leaves->seen;
     if (offset % PM_PAGE || offset >= region->size || pm_page_set_has(seen, offset / PM_PAGE)) return NULL;
     pm_node *node = pm_catalog_node(region, offset, level, &status);
-    if (node && !is_within(node, from, to)) region->flags[offset / PM_PAGE] &= (uint8_t)~PM_FLAG_VERIFIED;
-    if (!node || !is_within(node, from, to)) return NULL;
+    if (!node) return NULL;
+    if (!is_within(node, from, to)) {
+        region->flags[offset / PM_PAGE] &= (uint8_t)~PM_FLAG_VERIFIED;
+        return NULL;
+    }
     pm_page_set_add(seen, offset / PM_PAGE, offset / PM_PAGE + 1);
     return node;
 }

@@ -89,12 +89,13 @@ class _Salvage:
 
     def __init__(self, source: Catalog, new: NewStore, most: int) -> None:
         self.source, self.new, self.left = source, new, most
-        self.gaps: list[bytes] = []
-        report = check(source, self.gaps)
+        ends: list[bytes] = []
+        report = check(source, ends)
+        self.gaps = list(zip(ends[::2], ends[1::2]))  # keys between these may be missing
         self.problems = list(report)
         self.damaged = {problem.name for problem in report if problem.name is not None}
         # If the check could not report everything, even large arrays are verified in memory.
-        self.contents = checked if len(report) + len(self.gaps) < _REPORTED else verified
+        self.contents = checked if len(report) + len(ends) < _REPORTED else verified
 
     def run(self) -> list[Problem]:
         for row in self._rows(NAME_PREFIX):
@@ -203,12 +204,12 @@ class _Salvage:
 
     def _may_be_missing(self, first: bytes, end: bytes) -> bool:
         """Whether keys from the first one on, and before the end, may be missing."""
-        return any(behind < end and first < before for behind, before in zip(self.gaps[::2], self.gaps[1::2]))
+        return any(behind < end and first < before for behind, before in self.gaps)
 
     def _rows(self, prefix: bytes) -> Iterator[Row]:
         """The rows of all names, or of attributes, that can be found."""
         what = "any names" if prefix == NAME_PREFIX else "any attributes"
-        for behind, before in zip(self.gaps[::2], self.gaps[1::2]):
+        for behind, before in self.gaps:
             if behind[:1] <= prefix < before:
                 text = f"{what}{_where('behind', prefix, behind)}{_where('before', prefix, before)} may be missing"
                 self.problems.append(Problem(text))

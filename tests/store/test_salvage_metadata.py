@@ -58,8 +58,17 @@ def leaves(image: Image) -> list[int]:
     return sorted(filter(image.is_leaf, image.pages(NODE)), key=image.cells)
 
 
-def inner_nodes(image: Image) -> list[int]:
-    return [page for page in image.pages(NODE) if not image.is_leaf(page)]
+def above_leaves(image: Image, *kinds: int) -> list[int]:
+    """The pages of these kinds, but for leaves."""
+    return [page for page in image.pages(*kinds) if not image.is_leaf(page)]
+
+
+def put_back(image: Image, before: Image, pages: Iterable[int]) -> Path:
+    """What a disk has that lost the last writes of these pages."""
+    for page in pages:
+        image.bytes[REGION + page : REGION + page + PAGE] = before.bytes[REGION + page : REGION + page + PAGE]
+    image.save()
+    return image.path
 
 
 @pytest.mark.parametrize("kinds", [(ROOT,), (MAP_LIST,), (MAP,), (MAP_LIST, MAP), (SLAB,)], ids=str)
@@ -75,7 +84,7 @@ def test_nothing_is_lost_with_the_root_the_map_or_slabs(
 @pytest.mark.parametrize("root", [False, True])
 def test_nothing_is_lost_with_inner_nodes(filled: tuple[Image, dict[str, Any]], root: bool) -> None:
     image, before = filled
-    inner = inner_nodes(image)
+    inner = above_leaves(image, NODE)
     report, found = salvaged(damage(image, [*inner, 0] if root else inner))
     assert found == before and inner and ("may be missing" in str(report)) == root
 
@@ -85,7 +94,7 @@ def test_a_leaf_takes_its_own_names(filled: tuple[Image, dict[str, Any]], above:
     """Also if what is above it is lost: then the leaves beside it are found without that."""
     image, before = filled
     gone = next(page for page in leaves(image) if {"group/200", "group/201"} <= names_in(image, page))
-    names, lost = names_in(image, gone), {None: [], NODE: inner_nodes(image), ROOT: [0]}[above]
+    names, lost = names_in(image, gone), {None: [], NODE: above_leaves(image, NODE), ROOT: [0]}[above]
     report, found = salvaged(damage(image, [gone, *lost]))
     assert found == {name: value for name, value in before.items() if name not in names} and len(names) > 9
     last, first = max(name for name in found if name < min(names)), min(name for name in found if name > max(names))
@@ -150,7 +159,7 @@ def changed(open_store: Open) -> tuple[Image, Image, dict[str, Any]]:
 def test_names_that_were_deleted_stay_so(changed: tuple[Image, Image, dict[str, Any]], kinds: tuple[int, ...]) -> None:
     """Also if the pages are damaged that say what is free."""
     _, image, there = changed
-    report, found = salvaged(damage(image, (page for page in image.pages(*kinds) if not image.is_leaf(page))))
+    report, found = salvaged(damage(image, above_leaves(image, *kinds)))
     assert found == there and report
 
 
@@ -160,10 +169,7 @@ def test_a_page_of_metadata_that_a_lost_write_left_as_it_was(
 ) -> None:
     """Its checksum is that of its contents."""
     before, image, there = changed
-    for page in [page for page in image.pages(kind) if not image.is_leaf(page)]:
-        image.bytes[REGION + page : REGION + page + PAGE] = before.bytes[REGION + page : REGION + page + PAGE]
-    image.save()
-    report, found = salvaged(image.path)
+    report, found = salvaged(put_back(image, before, above_leaves(image, kind)))
     assert found == there and bool(report) == (kind != MAP_LIST)
 
 
@@ -181,10 +187,7 @@ def test_pages_that_lost_writes_left_as_they_were(open_store: Open) -> None:
         there, after = contents(store), Path(store.path).read_bytes()
     for kinds in ((MAP,), (NODE,), (ROOT,), (MAP, NODE)):
         image = Image(Path(store.path))
-        for page in [page for page in image.pages(*kinds) if not image.is_leaf(page)]:
-            image.bytes[REGION + page : REGION + page + PAGE] = before.bytes[REGION + page : REGION + page + PAGE]
-        image.save()
-        report, found = salvaged(image.path)
+        report, found = salvaged(put_back(image, before, above_leaves(image, *kinds)))
         one = len(kinds) == 1
         assert (found == there) == one and report.ok == (bytes(image.bytes) == after)
         assert ("does not match its digest" in str(report)) is not one
@@ -202,9 +205,7 @@ def test_an_old_leaf_is_told(open_store: Open) -> None:
         del store["069"]
     image = Image(Path(store.path))
     (page,) = leaves(image)
-    image.bytes[REGION + page : REGION + page + PAGE] = before.bytes[REGION + page : REGION + page + PAGE]
-    image.save()
-    report, found = salvaged(image.path)
+    report, found = salvaged(put_back(image, before, [page]))
     assert found == {f"{i:03}": i for i in range(70)}
     assert f"the catalog node page at region offset {page} is not the one that was committed last" in str(report)
 
@@ -216,9 +217,7 @@ def test_a_root_that_a_lost_write_left_as_it_was_before_the_tree_grew(open_store
     with open_store() as store:
         store.update({f"{i:04}": i for i in range(20, 300)})
     image = Image(Path(store.path))
-    image.bytes[REGION : REGION + PAGE] = before.bytes[REGION : REGION + PAGE]
-    image.save()
-    report, found = salvaged(image.path)
+    report, found = salvaged(put_back(image, before, [0]))
     assert len(found) == 300 and "missing" not in str(report) and report
 
 
@@ -240,10 +239,7 @@ def test_a_leaf_that_a_lost_write_left_as_it_was(changed: tuple[Image, Image, di
         then = before.bytes[REGION + page : REGION + page + PAGE]
         if not before.is_leaf(page) or then == image.bytes[REGION + page : REGION + page + PAGE]:
             continue
-        old = Image(image.path)
-        old.bytes[REGION + page : REGION + page + PAGE] = then
-        old.save()
-        report, found = salvaged(old.path)
+        report, found = salvaged(put_back(Image(image.path), before, [page]))
         assert found.items() <= there.items() and report
         lost = there.keys() - found.keys()
         assert lost <= names_in(image, page) or lost <= {problem.name for problem in report} | names_in(image, page)
@@ -281,7 +277,7 @@ def test_nothing_is_lost_with_metadata_that_can_not_be_read(
     if list_damaged:
         damage(image, image.pages(MAP_LIST))
     (disk.behind / "bad.pm").write_bytes(image.bytes)
-    disk.spoil("bad.pm", *((REGION + page) // PAGE for page in image.pages(*kinds) if not image.is_leaf(page)))
+    disk.spoil("bad.pm", *((REGION + page) // PAGE for page in above_leaves(image, *kinds)))
 
     def rescue() -> None:
         report = pmstore.salvage(disk.mount / "bad.pm", disk.behind / "new.pm")

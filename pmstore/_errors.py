@@ -149,7 +149,10 @@ class OutOfMemoryError(Error, MemoryError):
 
 
 class CorruptStoreError(Error, ValueError):
-    """The file violates its own format: it is damaged, cut short, or manipulated."""
+    """The file violates its own format: it is damaged, cut short, or manipulated.
+
+    Store.check tells what is damaged, and pmstore.salvage copies the rest to a new store.
+    """
 
 
 class NotAStoreError(CorruptStoreError):

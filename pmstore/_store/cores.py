@@ -33,7 +33,7 @@ def _begin_of(held: Held) -> bytes:
         return b""
 
 
-def _way_out(name: str, error: Exception, begin: bytes, size: int) -> str:
+def _way_out(name: str, error: Exception, begin: bytes, size: int, salvage: bool) -> str:
     """Advice for a file that does not open; an empty string if there is none."""
     if not size:
         return ' (delete it, or let mode "w" replace it)'
@@ -42,21 +42,24 @@ def _way_out(name: str, error: Exception, begin: bytes, size: int) -> str:
     header = newest_header(begin[place : place + SIZE] for place in PLACES)
     if not isinstance(error, CorruptStoreError) or header is None:
         return ""
-    if header.clean and header.log_offset <= size < header.log_offset + header.log_size:
-        command = f"truncate -s {header.log_offset + header.log_size} {shlex.quote(name)}"
+    end = header.log_offset + header.log_size
+    if header.clean and header.log_offset <= size < end:
+        command = f"truncate -s {end} {shlex.quote(name)}"
         return f" (what is missing is a part of its log, which was empty: `{command}` mends the file)"
+    if size >= end and not salvage:
+        return f" (`pmstore salvage {shlex.quote(name)} NEW` copies what is sound, unless the log is damaged)"
     return ""
 
 
 @contextlib.contextmanager
-def _naming(name: str, held: Held) -> Iterator[None]:
+def _naming(name: str, held: Held, *, salvage: bool = False) -> Iterator[None]:
     """A context for opening a file. If that fails, the file is let go, and the error names it."""
     try:
         size, begin = os.fstat(held.fd).st_size, _begin_of(held)  # now: the core closes a file that it can't open
         yield
     except (CorruptStoreError, FormatVersionError) as error:
         held.unlock()
-        raise type(error)(f"{name!r}: {error}{_way_out(name, error, begin, size)}") from None
+        raise type(error)(f"{name!r}: {error}{_way_out(name, error, begin, size, salvage)}") from None
     except StoreIOError as error:
         held.unlock()
         raise of(name, error) from None
@@ -79,7 +82,7 @@ def opened_core(
     salvage: bool = False,
 ) -> Core:
     """Open the core over a locked file. If that fails, the file lock is given back."""
-    with _naming(name, held):
+    with _naming(name, held, salvage=salvage):
         return Core(held.fd, media, read_only=read_only, trace=trace, max_size=max_size, salvage=salvage)
     raise AssertionError
 

@@ -292,6 +292,9 @@ def test_I14_the_first_record_without_its_contents_ends_the_log(
         if marked:
             image.bytes[2048:2064] = marker(image, image.word(HEADER["sequence"]) + marked)
         forged.opens_with(adopted)
+        if adopted == LOST:
+            with pytest.raises(pmstore.CorruptStoreError, match=f"{LOST}[^(]*$"):  # no advice to salvage it
+                pmstore.salvage(image.path, image.path.with_name("new.pm"))
 
 
 def test_contents_count_up_to_their_last_byte(forged: Forged) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import shlex
 import sys
 import zoneinfo
 from collections.abc import Callable, Iterator
@@ -22,7 +23,7 @@ from tests.conftest import Medium
 from tests.core.test_damage import flipped
 from tests.store.test_compact import fill
 from tests.support.derivations import CALLS, doubled
-from tests.support.images import Cell, Image
+from tests.support.images import REGION, Cell, Image
 from tests.support.snapshots import Snapshot, snapshot
 
 Open = Callable[..., pmstore.Store]
@@ -241,6 +242,24 @@ def test_a_name_below_a_value(open_store: Open) -> None:
     image.save()
     report, found = salvaged(path)
     assert found == {"a": 1} and "'a' is a value, and so no group" in str(report) and "a damaged name" in str(report)
+
+
+@one_medium
+@pytest.mark.parametrize("mode", ["r", "r+"])
+def test_a_store_that_does_not_open_names_the_way_out(
+    open_store: Open, mode: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with open_store() as store:
+        store["a"] = 1
+    image = Image(Path(store.path))
+    image.bytes[REGION + 40] ^= 0x55  # the root
+    image.save()
+    with pytest.raises(pmstore.CorruptStoreError, match=r"offset 0 is damaged \(`pmstore salvage ") as told:
+        pmstore.open(store.path, mode)
+    command = str(told.value).split("`")[1].replace("NEW", f"{store.path}.new")
+    assert _cli.main(shlex.split(command)[1:]) == 1 and "offset 0 is damaged" in capsys.readouterr().out
+    with pmstore.open(f"{store.path}.new") as new:
+        assert new["a"] == 1
 
 
 def test_what_is_refused(open_store: Open, medium: Medium) -> None:

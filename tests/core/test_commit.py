@@ -195,6 +195,23 @@ def test_a_commit_larger_than_any_log(medium: Medium, how: str) -> None:
         np.testing.assert_array_equal(store["x"], np.arange(9_500_000))
 
 
+@pytest.mark.long_on("file")
+def test_a_commit_larger_than_any_log_with_a_declared_write_set(medium: Medium) -> None:
+    """The store grows in the commit, and its notes on declared pages move to a larger place."""
+    path = medium.directory / "large.pm"
+    with pmstore.open(path, media=medium.name) as store:
+        array = store.create_array("x", 9_100_000)
+        store.commit()
+        before = store.stats()
+        with store.transaction(only=[array[1000:]]):
+            array[1000:] = 7
+        assert before.region_size < 128 << 20 < store.stats().region_size
+        store._drop(discard=True)
+        del array
+    with pmstore.open(path, media=medium.name) as store:
+        assert (store["x"][:1000] == 0).all() and (store["x"][1000:] == 7).all()
+
+
 def test_a_commit_beyond_the_log_that_finds_no_space_stays_pending(medium: Medium, open_store: OpenStore) -> None:
     store = open_store(max_size=24 << 20)
     array = store.create_array("x", 2_000_000)  # 16 MB

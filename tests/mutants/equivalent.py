@@ -33,6 +33,19 @@ ELSEWHERE = {
 
 EQUIVALENT = [
     Equivalent(
+        "csrc/dirty/page_set.c",
+        "for (; page < end && page % 64; page++) count += pm_page_set_has(set, page);",
+        "The number only decides whether two threads compare an extent.",
+        "page / 64",
+    ),
+    Equivalent(
+        "csrc/dirty/policy.c",
+        "pm_policy_forget(policy, offset, PM_PAGE);",
+        "Only in a damaged file. The extent is compared in full with and without it.",
+        "(void)0;",
+        "pm_policy_scan",
+    ),
+    Equivalent(
         "csrc/dirty/tracker.c",
         "return scan(tracker, from, length, how, NULL) >= 0;",
         "Where all pages are in memory, none is filled. Later scans then also ask for that, which only takes longer.",

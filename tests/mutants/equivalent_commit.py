@@ -6,6 +6,12 @@ from tests.mutants.equivalent import Equivalent
 
 OF_COMMIT = [
     Equivalent(
+        "csrc/recovery/recovery.c",
+        "pages->cut[page] = (uint16_t)(item.length - at < PM_PAGE ? item.length - at : 0);",
+        "A whole page is written like one that is cut: through a copy of all its bytes.",
+        "item.length - at <= PM_PAGE",
+    ),
+    Equivalent(
         "csrc/commit/direct.c",
         "extent->hashes[block] = pm_extent_block_hash(region, copy, length, extent->offset + at);",
         "The commit hashes a block whose hash is not known, from the bytes in its place.",

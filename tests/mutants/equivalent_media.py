@@ -6,6 +6,12 @@ from tests.mutants.equivalent import Equivalent
 
 OF_MEDIA = [
     Equivalent(
+        "csrc/media/trace.c",
+        "pm_trace *trace = calloc(1, sizeof *trace);",
+        "A larger block of memory.",
+        "(1 + 1)",
+    ),
+    Equivalent(
         "csrc/media/file_system.c",
         "ssize_t length = readlink(link, target, sizeof target - 1);",
         "The target of such a link has some tens of bytes, and there is room for 256.",

@@ -6,6 +6,20 @@ from tests.mutants.equivalent import Equivalent
 
 OF_SPACE = [
     Equivalent(
+        "csrc/space/catalog.c",
+        "if (larger < best) best = larger, cut = i + 1;",
+        "Of two cuts that are as good, the later one is taken.",
+        "larger <= best",
+        "choose_cut",
+    ),
+    Equivalent(
+        "csrc/space/region_map.c",
+        "if (pages.from >= part.to) break;",
+        "The array behind the part is cut to no pages at all.",
+        "pages.from > part.to",
+        "copy_living",
+    ),
+    Equivalent(
         "csrc/space/slots.c",
         "PM_TRY(pm_heap_free(region, slots->slot[1], slots->length));",
         "The space map was compared with the table of slots when the store was opened.",

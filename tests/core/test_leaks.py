@@ -35,14 +35,15 @@ class Files:
 
     def __init__(self, folder: Path, media: str) -> None:
         self.media = media
-        names = ("sound", "damaged", "dead", "late", "new")
-        self.sound, self.damaged, self.dead, self.late, self.new = (folder / name for name in names)
+        names = ("sound", "damaged", "rootless", "dead", "late", "new")
+        self.sound, self.damaged, self.rootless, self.dead, self.late, self.new = (folder / name for name in names)
         overflowed(self.late)
         with self.open(self.sound, "x") as store:
             fill(store)
         contents = self.sound.read_bytes()
         assert contents.count(PART) == 1
         self.damaged.write_bytes(contents.replace(PART, bytes(len(PART))))
+        self.rootless.write_bytes(contents[: 2 * PAGE] + bytes(PAGE) + contents[3 * PAGE :])
         with self.open(self.new, "x") as store:
             fill(store)
             store["larger"] = np.ones(1 << 18)
@@ -186,7 +187,7 @@ def copies(files: Files) -> None:
     with files.open(files.sound, "r+") as store:
         store.backup(files.new)
     pmstore.compact(files.new)
-    for path in (files.sound, files.damaged):
+    for path in (files.sound, files.damaged, files.rootless):
         files.new.unlink(missing_ok=True)
         pmstore.salvage(path, files.new)
 

@@ -1,4 +1,4 @@
-"""Generated mutants of csrc/space, and of csrc/dirty/page_set.c, that no test can notice."""
+"""Generated mutants of csrc/space, csrc/dirty/page_set.c and csrc/recovery/salvage.c that no test can notice."""
 
 from __future__ import annotations
 
@@ -401,5 +401,150 @@ OF_SPACE = [
         "size_t room = region->buffer_room ? 2 * region->buffer_room : 64;",
         "How much memory is taken for more buffers.",
         "(2 + 1)",
+    ),
+    Equivalent(
+        "csrc/space/leaves.c",
+        "*several = false;",
+        "It is read only where a list of the map was found, and the search for that has set it.",
+        "(void)0;",
+        "only_page",
+    ),
+    Equivalent(
+        "csrc/space/leaves.c",
+        "for (uint64_t offset = PM_PAGE; offset < region->size; offset += PM_PAGE) {",
+        "pm_page_valid refuses the page behind the region.",
+        "offset <= region->size",
+        "only_page",
+    ),
+    Equivalent(
+        "csrc/space/leaves.c",
+        "for (uint64_t offset = PM_PAGE; offset < region->size; offset += PM_PAGE) {",
+        "A map with a sound checksum says of no page behind the region that it is metadata.",
+        "offset <= region->size",
+        "any_damaged",
+    ),
+    Equivalent(
+        "csrc/space/leaves.c",
+        "for (uint64_t offset = PM_PAGE; leaves->hole_count && offset < region->size; offset += PM_PAGE) {",
+        "pm_page_valid refuses the page behind the region.",
+        "offset <= region->size",
+    ),
+    Equivalent(
+        "csrc/space/leaves.c",
+        "if (!region->media->lent && mmap(root, PM_PAGE, PROT_READ | PROT_WRITE, how, -1, 0) == MAP_FAILED)",
+        "Linux does not look at the descriptor if the mapping is anonymous.",
+        "-(1 + 1)",
+    ),
+    Equivalent(
+        "csrc/space/leaves.c",
+        "if (!region->media->lent && mmap(root, PM_PAGE, PROT_READ | PROT_WRITE, how, -1, 0) == MAP_FAILED)",
+        "Linux does not look at the descriptor if the mapping is anonymous.",
+        "-(1 - 1)",
+    ),
+    Equivalent(
+        "csrc/space/leaves.c",
+        "region->flags[0] |= PM_FLAG_VERIFIED;",
+        "The root is damaged, so it was not flagged as checked, and the other flags are those of changes.",
+        "flags[0] = PM_FLAG_VERIFIED",
+    ),
+    *(
+        Equivalent(
+            "csrc/space/leaves.c",
+            "size_t more = *room ? 2 * *room : 64;",
+            "How much memory is taken for more leaves or holes.",
+            new,
+        )
+        for new in ("(2 + 1)", "(64 + 1)", "(64 - 1)")
+    ),
+    Equivalent(
+        "csrc/space/leaves.c",
+        "if (offset % PM_PAGE || offset >= region->size || pm_page_set_has(seen, offset / PM_PAGE)) return NULL;",
+        "pm_page_read refuses the page behind the region, for which the set has a bit that is 0.",
+        "offset > region->size",
+    ),
+    *(
+        Equivalent(
+            "csrc/space/leaves.c",
+            "region->flags[offset / PM_PAGE] &= (uint8_t)~PM_FLAG_VERIFIED;",
+            "Who meets the node again compares its keys here, or asks the map in lost_node. Only changes, of which "
+            "salvage makes none, have the other flags.",
+            new,
+            "node_at",
+        )
+        for new in ("(void)0;", "|= (uint8_t)~PM_FLAG_VERIFIED", "] = (uint8_t)~PM_FLAG_VERIFIED")
+    ),
+    Equivalent(
+        "csrc/space/leaves.c",
+        "pm_leaves *leaves = region->leaves = calloc(1, sizeof *leaves);",
+        "Room for a second one stays unused.",
+        "(1 + 1)",
+    ),
+    *(
+        Equivalent(
+            "csrc/space/leaves.c",
+            "if (leaves) leaves->seen.bits = calloc(region->size / PM_PAGE / 64 + 1, sizeof *leaves->seen.bits);",
+            "The set has room for more pages than there are.",
+            new,
+        )
+        for new in ("(64 - 1)", "(1 + 1)", "region->size / PM_PAGE * 64")
+    ),
+    Equivalent(
+        "csrc/space/leaves.c",
+        "for (uint64_t page = 0; (page = pm_page_set_next(&leaves->seen, page, pages)) < pages; page++)",
+        "The first page is the root, which is no node.",
+        "(0 + 1)",
+    ),
+    Equivalent(
+        "csrc/space/leaves.c",
+        "region->flags[page] &= (uint8_t)~PM_FLAG_VERIFIED;",
+        "Only changes, of which salvage makes none, have the other flags.",
+        "] = (uint8_t)~PM_FLAG_VERIFIED",
+        "pm_leaves_find",
+    ),
+    Equivalent(
+        "csrc/space/leaves.c",
+        "pm_page_set_clear(&leaves->seen, 0, pages);",
+        "The first page is the root, which is no node.",
+        "(0 + 1)",
+    ),
+    Equivalent(
+        "csrc/space/leaves.c",
+        "if (level < PM_TREE_HEIGHT) PM_TRY(walk(region, top, level, no_key, no_key));",
+        "No node of a store is as high, so walk makes the hole that the other branch makes.",
+        "<= PM_TREE_HEIGHT",
+    ),
+    Equivalent(
+        "csrc/recovery/salvage.c",
+        "if (offset >= region->size || offset % PM_PAGE",
+        "pm_page_valid refuses the page behind the region.",
+        "offset > region->size",
+    ),
+    Equivalent(
+        "csrc/recovery/salvage.c",
+        "if (offset >= region->size || offset % PM_PAGE",
+        "pm_page_valid refuses what is behind the region, or between two pages.",
+        "offset >= region->size &&",
+    ),
+    *(
+        Equivalent(
+            "csrc/recovery/salvage.c",
+            "counter c = {.region = region, .slabs.bits = calloc(pages / 64 + 1, sizeof *c.slabs.bits)};",
+            "The set has room for more pages than there are.",
+            new,
+        )
+        for new in ("(64 - 1)", "(1 + 1)", "pages * 64")
+    ),
+    Equivalent(
+        "csrc/recovery/salvage.c",
+        "for (uint64_t page = 0; (page = pm_page_set_next(&leaves->seen, page, pages)) < pages; page++)",
+        "The first page is the root, which is no node.",
+        "(0 + 1)",
+    ),
+    Equivalent(
+        "csrc/recovery/salvage.c",
+        "*explains = region->wrong != UINT64_MAX || (!difference.sum && !difference.moment);",
+        "A moment of 0 with another sum is that of the root, whose place is known then, or has one chance in 2^64, as "
+        "has a sum of 0 with another moment.",
+        "!difference.sum || !difference.moment",
     ),
 ]

@@ -44,9 +44,12 @@ pm_status pm_source_pread(int fd, uint64_t place, uint64_t length, void *destina
             return pm_fail(PM_UNREADABLE, "cannot read %s: %s, at offset %llu of the file", what, why,
                            (unsigned long long)place);
         }
-        if (!got)
+        if (!got) {
+            struct stat file;
+            uint64_t end = fstat(fd, &file) ? place : (uint64_t)file.st_size;
             return pm_fail(PM_CORRUPT, "the file is truncated: it ends at %llu, before the end of %s",
-                           (unsigned long long)place, what);
+                           (unsigned long long)end, what);
+        }
         place += (uint64_t)got, to += got, length -= (uint64_t)got;
     }
     /* What is read later is not older than this (I19): the kernel's own loads have no order on some processors. */

@@ -158,11 +158,11 @@ class _Copier:
 
     def part(self, one: Selection) -> Any:
         """What `copy_array` returns."""
-        rows, rest = (slice(None), ()) if one.whole else _rows(one.part, self._described)
+        rows, rest = (slice(None), None) if one.whole else _rows(one.part, self._described)
         fresh = rows != self._rows
         if fresh:
             self._copied, self._rows = self._copy_of(rows), rows
-        found = self._copied[rest] if rest else self._copied
+        found = self._copied if rest is None else self._copied[rest]
         if isinstance(found, np.void):
             return found.copy()  # it is a view, too
         if not isinstance(found, np.ndarray) or not np.may_share_memory(found, self._copied):

@@ -221,11 +221,16 @@ static bool was_found(checker *c, uint64_t offset)
     return false;
 }
 
-/* Checks a subtree whose keys lie in [from, to). An empty key is no bound. For salvage, check_entries checks the leaves
- * that were found. */
+static bool is_filled_leaf(const checker *c, uint64_t offset, uint32_t level)
+{
+    return !level && ((const pm_node *)(const void *)(c->image + offset))->count;
+}
+
+/* Checks a subtree whose keys lie in [from, to). An empty key is no bound. For salvage, check_leaves and check_entries
+ * check the leaves that were found and have entries. */
 static void check_tree(checker *c, uint64_t offset, uint32_t level, pm_key from, pm_key to)
 {
-    if (c->region->leaves && (!was_found(c, offset) || !level)) return;
+    if (c->region->leaves && (!was_found(c, offset) || is_filled_leaf(c, offset, level))) return;
     const pm_node *node = metadata(c, offset, PM_TYPE_NODE);
     if (!node) return;
     if (!pm_node_valid(node) || node->head.level != level) {

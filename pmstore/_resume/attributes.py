@@ -8,7 +8,7 @@ Therefore they are kept as a graph. Each object is one *node*, a list whose firs
     ["array", name, shape, strides, offset]     a view of one; in bytes
     ["numbers", "float", name, n]               a list of float or numpy.float64, the first n of an array
     ["generator", "MT19937", name]              a RandomState, as a record
-    ["generator", kind, state]                  a numpy Generator
+    ["generator", kind, state, seeds]           a numpy Generator; older files lack the seeds
     ["parameter", name]                         the value of that parameter of the estimator
     ["list", items], ["tuple", items], ["dict", [[key, item], ...]], ["objects", shape, items]
     ["object", class, items]                    an instance of one of `OBJECTS`, whose __dict__ the items are
@@ -33,7 +33,7 @@ import numpy.typing as npt
 from pmstore._resume.fingerprint import state_of
 from pmstore._resume.state import RANDOM_STATE, random_state_record, set_random_state
 from pmstore._values.array import address_of, is_solid, root_of
-from pmstore._values.generators import bit_generator, set_generator_state
+from pmstore._values.generators import bit_generator, generator_of, generator_parts, set_generator_state
 from pmstore._values.types import small_of
 from pmstore._values.values import encode
 
@@ -199,8 +199,8 @@ class _Walk:
             self.graph.arrays[path] = np.array(random_state_record(value), RANDOM_STATE)
             return ["generator", "MT19937", path]
         if kind is np.random.Generator:
-            state = value.bit_generator.state
-            return ["generator", state["bit_generator"], state]
+            state, seeds = generator_parts(value)
+            return ["generator", state["bit_generator"], state, seeds]
         name = kind.__name__
         if _is_in(OBJECTS, kind):
             return ["object", name, self._pairs(vars(value), path)]
@@ -388,7 +388,9 @@ class _Builder:
     def _make_parameter(self, name: str) -> Any:
         return self._parameters[name]
 
-    def _make_generator(self, kind: str, state: Any) -> Any:
+    def _make_generator(self, kind: str, state: Any, *seeds: Any) -> Any:
+        if seeds:
+            return generator_of([state, *seeds])
         if type(state) is not str:
             generator = np.random.Generator(bit_generator(kind)(0))
             set_generator_state(generator, state)

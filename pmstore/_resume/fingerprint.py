@@ -27,6 +27,7 @@ import numpy.typing as npt
 from pmstore._store.mapping import Group, NameMapping
 from pmstore._values.array import chunks, memory_order
 from pmstore._values.dtypes import value_bytes
+from pmstore._values.generators import generator_state
 from pmstore._values.registry import HEAP_TYPE, parts_of
 from pmstore._values.types import is_text, small_of
 
@@ -189,7 +190,7 @@ def describe(value: Any) -> Any:
     if isinstance(value, np.random.RandomState):
         return f"RandomState {_hash_state(state_of(value))}"
     if isinstance(value, np.random.Generator):
-        return f"Generator {_hash_state(value.bit_generator.state)}"
+        return f"Generator {_hash_state(_with_children(value))}"
     if isinstance(value, np.ndarray) and not isinstance(value, np.memmap) and type(value) is not np.ndarray:
         return _describe_subclass(value)
     if isinstance(value, np.ndarray) and is_text(value.dtype):
@@ -295,6 +296,11 @@ def has_plain_elements(array: npt.NDArray[Any]) -> bool:
     if array.dtype == object:
         return all(map(is_plain, array.flat))
     return not array.dtype.hasobject or is_text(array.dtype)
+
+
+def _with_children(generator: np.random.Generator) -> dict[str, Any]:
+    """The state of a generator. The number of children is left out if it has none: older fingerprints lack it."""
+    return {key: value for key, value in generator_state(generator).items() if key != "spawned" or value}
 
 
 def _hash_state(state: Mapping[str, Any]) -> str:

@@ -36,6 +36,7 @@ from pmstore._resume.fingerprint import Fingerprint, describe, is_same, state_of
 from pmstore._resume.fit_group import FitGroup, StoreOrPath, forget, group_name, opened
 from pmstore._resume.history import STEP, History, Rows, at_work, history_of
 from pmstore._resume.state import PROGRESS, Field, State, check_fit_group
+from pmstore._values.generators import generator_state, set_generator_state
 
 __all__ = ["Field", "Resumable", "State"]
 
@@ -355,6 +356,7 @@ class Resumable(ABC):
         """Start a run: the seconds that this took, and the figures of an iteration that it did."""
         began = time.monotonic()
         figures = self.start()
+        self.state.settle()
         return time.monotonic() - began, figures
 
     def _add_first(self, rows: Rows, started: tuple[float, Mapping[str, float] | None]) -> None:
@@ -374,6 +376,7 @@ class Resumable(ABC):
                         now = commits.begin()
                         while True:
                             figures = self.step()
+                            state.settle()
                             state.iteration = iteration = state.iteration + 1
                             began, now = now, report.iteration_done()
                             rows.add(run, iteration, now - began, figures)
@@ -395,6 +398,7 @@ class Resumable(ABC):
                 else:
                     state.run, state.iteration = state.run + 1, 0
                     self._add_first(rows, self._start())
+                state.settle()
                 state.capture()
                 if last:
                     state.drop_working()
@@ -424,7 +428,7 @@ def _generators_put_back(fields: Iterable[Field]) -> Iterator[None]:
     """Generators are as before if an exception leaves the block: the fingerprint may include their state, and the same
     call again is to be the same fit."""
     before = [
-        (one, state_of(one) if isinstance(one, np.random.RandomState) else one.bit_generator.state)
+        (one, state_of(one) if isinstance(one, np.random.RandomState) else generator_state(one))
         for one in (field.generator for field in fields)
         if one is not None
     ]
@@ -435,7 +439,7 @@ def _generators_put_back(fields: Iterable[Field]) -> Iterator[None]:
             if isinstance(one, np.random.RandomState):
                 one.set_state(dict(state))
             else:
-                one.bit_generator.state = state
+                set_generator_state(one, state)
         raise
 
 

@@ -37,7 +37,7 @@ from pmstore._resume.state import (
 )
 from pmstore._store.mapping import Group
 from pmstore._values.array import is_solid, order_of, root_of
-from pmstore._values.generators import set_generator_state
+from pmstore._values.generators import generator_state, set_generator_state
 from pmstore._values.values import encode
 
 __all__ = ["partial_fit"]
@@ -269,7 +269,7 @@ class Learned:
                 check_random_state_kind(value)
                 generators[name] = np.array(random_state_record(value), RANDOM_STATE)
             elif isinstance(value, np.random.Generator):
-                generators[name] = value.bit_generator.state
+                generators[name] = generator_state(value)
         roots = {"attributes": attributes, "hashes": self.hashes, "generators": generators}
         graph = graph_of(roots, self.parameters)
         homes = {id(attributes): vars(self.estimator), id(roots): vars(self)}

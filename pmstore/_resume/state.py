@@ -26,8 +26,8 @@ from pmstore._resume.fingerprint import state_of
 from pmstore._resume.fit_group import FitGroup
 from pmstore._resume.history import HISTORY, check_history
 from pmstore._store.mapping import Group
-from pmstore._values.array import axes_of, is_solid, order_of, root_of
-from pmstore._values.generators import check_generator_state, set_generator_state
+from pmstore._values.array import axes_of, is_solid, order_of, overlaps, root_of
+from pmstore._values.generators import check_generator_state, generator_state, set_generator_state
 from pmstore._values.types import is_text
 from pmstore._values.values import changeable_inside, contents_of, copied, encode
 
@@ -265,9 +265,11 @@ class State:
             self[name][...] = value
 
     def _own(self, name: str, value: Any) -> Any:
-        """The value; or a copy without gaps, if it would change with another field, or the store would lose gaps."""
-        others, arrays = changeable_inside(value)
-        return copied(value) if (others or arrays) and self._is_shared(name, others, arrays) else value
+        """The value; or a copy without gaps, if it would change with another field, or at another place of its own, or
+        the store would lose gaps: a store keeps a tree."""
+        others, arrays, again = changeable_inside(value)
+        is_shared = again or overlaps(arrays.values()) or ((others or arrays) and self._is_shared(name, others, arrays))
+        return copied(value) if is_shared else value
 
     def _is_shared(self, name: str, others: dict[int, Any], arrays: dict[int, Array]) -> bool:
         roots = {id(root): root for root in map(root_of, arrays.values())}
@@ -278,7 +280,7 @@ class State:
         live = [*self._arrays.values()]
         for key, one in self._values.items():
             if key != name:
-                changeable, inside = changeable_inside(one, arrays=bool(arrays))
+                changeable, inside, _ = changeable_inside(one, arrays=bool(arrays))
                 if not others.keys().isdisjoint(changeable) or any(root in inside for root in roots):
                     return True
                 # Two arrays with memory of their own share none.
@@ -327,6 +329,14 @@ class State:
 
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *(name for name, _ in _COUNTERS), *(field.name for field in self._fields)]
+
+    def settle(self) -> None:
+        """Make values their own after a step, which may have changed them in place: a value that shares something is
+        copied then, as a resume would copy it. Otherwise what follows would depend on whether there was one."""
+        for name, value in self._values.items():
+            own = self._own(name, value)
+            if own is not value:
+                self._values[name] = own
 
     # ---- the store; all of this is part of the caller's transaction
 
@@ -402,7 +412,7 @@ class State:
             if isinstance(generator, np.random.RandomState):
                 self._arrays[_kept_as(name)][...] = random_state_record(generator)
             else:
-                state = generator.bit_generator.state
+                state = generator_state(generator)
                 encoded = encode(state)
                 if self._kept.get(name) != encoded:
                     group[name] = state

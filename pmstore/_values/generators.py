@@ -7,13 +7,25 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["bit_generator", "check_generator_state", "generator_of", "generator_parts", "set_generator_state"]
+__all__ = [
+    "bit_generator",
+    "check_generator_state",
+    "generator_of",
+    "generator_parts",
+    "generator_state",
+    "set_generator_state",
+]
 
 _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 """The kinds of generators that a file can name. numpy imports numpy.random when it is used, which takes long."""
 
 _BUFFERS: dict[str, tuple[Any, ...]] = {"MT19937": (624, "state", "pos"), "Philox": (4, "buffer_pos")}
 """numpy's bit generators with a buffer: its size, and the keys of the state that tell how much of it is used."""
+
+_SPAWNED = "spawned"
+"""The key of the number of children in the state of a generator. numpy's own states lack it."""
+
+_SPAWNED_MAX = (1 << 32) - 1  # numpy counts children in a uint32
 
 _POOL_MAX = 1024  # words of a SeedSequence; numpy's default is 4
 
@@ -37,9 +49,39 @@ def check_generator_state(kind: str, state: Mapping[str, Any]) -> None:
             raise ValueError(f"a state of a {kind} is at a number from 0 to {size} of its buffer, not at {at!r:.40}")
 
 
+def generator_state(generator: np.random.Generator) -> dict[str, Any]:
+    """The state of a generator, with the number of children that `spawn` has made: it decides which come next."""
+    state = dict(generator.bit_generator.state)
+    seeds = _seeds_of(generator)
+    return {**state, _SPAWNED: int(seeds.n_children_spawned)} if type(seeds) is np.random.SeedSequence else state
+
+
 def set_generator_state(generator: np.random.Generator, state: Any) -> None:
-    """Set a generator to a state from a file, which isn't trusted. Raises ValueError if it is no state of that kind
-    of generator."""
+    """Set a generator to a state from a file, which isn't trusted. Without a number of children in it, as in numpy's
+    own states, that number stays. Raises ValueError if it is no state of that kind of generator."""
+    spawned = state.get(_SPAWNED) if isinstance(state, Mapping) else None
+    if spawned is None:
+        _set_bits(generator, state)
+        return
+    seeds = _seeds_of(generator)
+    if type(spawned) is not int or not 0 <= spawned <= _SPAWNED_MAX:
+        raise ValueError(f"a generator has spawned 0 to {_SPAWNED_MAX} children, not {spawned!r:.40}")
+    if type(seeds) is not np.random.SeedSequence:
+        raise ValueError(f"it is to be the state of a generator that was seeded with a {type(seeds).__name__}")
+    _set_bits(generator, {key: value for key, value in state.items() if key != _SPAWNED})
+    like: Any = np.random.SeedSequence(
+        seeds.entropy, spawn_key=seeds.spawn_key, pool_size=seeds.pool_size, n_children_spawned=spawned
+    )
+    type(like).__setstate__(seeds, like.__reduce__()[2])  # as a pickle does: numpy has no other way to set the number
+
+
+def _seeds_of(generator: np.random.Generator) -> Any:
+    """What `spawn` makes the seeds of children of."""
+    bits: Any = generator.bit_generator
+    return bits.seed_seq if hasattr(bits, "seed_seq") else bits._seed_seq  # numpy 2.0 has both
+
+
+def _set_bits(generator: np.random.Generator, state: Any) -> None:
     kind = type(generator.bit_generator).__name__
     if not isinstance(state, Mapping) or state.get("bit_generator") != kind:
         raise ValueError(f"it is to be the state of a {kind}")
@@ -58,7 +100,7 @@ def generator_parts(generator: np.random.Generator) -> list[Any]:
     kind = type(bits).__name__
     if kind not in _BIT_GENERATORS or bit_generator(kind) is not type(bits):
         raise TypeError(f"a store can't keep a generator over a {kind}, only over those of numpy")
-    seeds: Any = bits.seed_seq if hasattr(bits, "seed_seq") else bits._seed_seq  # numpy 2.0 has both
+    seeds = _seeds_of(generator)
     if seeds is None and type(bits) is np.random.MT19937:  # a RandomState's
         return [dict(bits.state), None]
     if type(seeds) is not np.random.SeedSequence:
@@ -93,5 +135,5 @@ def generator_of(parts: Any) -> np.random.Generator:
             )
         )
     generator = np.random.Generator(bits)
-    set_generator_state(generator, state)
+    _set_bits(generator, state)
     return generator

@@ -130,14 +130,15 @@ def _holds(value: Any, can_change: Callable[[Any], bool]) -> bool:
     return can_change(value)
 
 
-def changeable_inside(value: Any, arrays: bool = True) -> tuple[dict[int, Any], dict[int, np.ndarray[Any, Any]]]:
-    """All that can be changed in place in a value, to any depth, by id: everything but arrays, and the arrays. Raises
-    the errors of `parts_of`.
+def changeable_inside(value: Any, arrays: bool = True) -> tuple[dict[int, Any], dict[int, np.ndarray[Any, Any]], bool]:
+    """All that can be changed in place in a value, to any depth, by id: everything but arrays, and the arrays; and
+    whether any of it is in more than one place. Raises the errors of `parts_of`.
 
     arrays: whether arrays are wanted, which takes longer.
     """
     others: dict[int, Any] = {}
     found: dict[int, np.ndarray[Any, Any]] = {}
+    again = False
     seen: dict[int, Any] = {}  # by id; what `encode` of a type makes has to live as long
     waiting = [[value]]
     while waiting:
@@ -145,11 +146,16 @@ def changeable_inside(value: Any, arrays: bool = True) -> tuple[dict[int, Any], 
         kinds = set(map(type, ones))
         if arrays and np.ndarray in kinds:
             plain = ones if len(kinds) == 1 else [one for one in ones if type(one) is np.ndarray]
+            before = len(found)
             found.update(zip(map(id, plain), plain))
+            again |= len(found) < before + len(plain)
         kinds -= _HOLD_NOTHING
         for one in ones if kinds else ():
             kind = type(one)
-            if kind not in kinds or id(one) in seen:
+            if kind not in kinds:
+                continue
+            if id(one) in seen:
+                again = again or has_containers(one)
                 continue
             seen[id(one)] = one
             small = small_of(kind)
@@ -165,7 +171,7 @@ def changeable_inside(value: Any, arrays: bool = True) -> tuple[dict[int, Any], 
                 found[id(one)] = one
             elif kind is not tuple and (small is None or small.mutable) and not _is_constant(one):
                 others[id(one)] = one
-    return others, found
+    return others, found, again
 
 
 def _is_constant(value: Any) -> bool:
@@ -174,42 +180,42 @@ def _is_constant(value: Any) -> bool:
 
 
 def copied(value: Any) -> Any:
-    """A copy that shares nothing with the value that can be changed in place, as a store would give it. Its arrays have
-    no gaps, and their axes are in the same order, or in C order if theirs was neither C nor Fortran order.
+    """A copy that shares nothing with the value that can be changed in place, as a store would give it: what is in two
+    places is copied twice. Its arrays have no gaps, and their axes are in the same order, or in C order if theirs was
+    neither C nor Fortran order.
 
     Values of registered types are copied as their parts. Raises the errors of `parts_of` and DecodeError.
     """
     return _copied(value, {})
 
 
-def _copied(value: Any, copies: dict[int, tuple[Any, Any]]) -> Any:
-    """copies: by id, each value that was copied before, which has to live as long, and its copy."""
+def _copied(value: Any, around: dict[int, Any]) -> Any:
+    """around: the copies of the lists and dicts that the value is in, by the id of the original."""
     kind = type(value)
     if kind in _ATOMS:
         return value
-    if id(value) in copies:
-        return copies[id(value)][1]
-    out: Any
+    if kind is not list and kind is not dict:
+        return _copied_parts(value, around)
+    if id(value) in around:  # it holds itself, which no store keeps
+        return around[id(value)]
+    out: Any = kind()
+    around[id(value)] = out
     if kind is list:
-        copies[id(value)] = value, (out := [])  # it may hold itself
-        out += [_copied(one, copies) for one in value]
-    elif kind is dict:
-        copies[id(value)] = value, (out := {})
-        out.update({key: _copied(one, copies) for key, one in value.items()})
+        out += [_copied(one, around) for one in value]
     else:
-        out = _copied_parts(value, copies)
-        copies[id(value)] = value, out
+        out.update({key: _copied(one, around) for key, one in value.items()})
+    del around[id(value)]
     return out
 
 
-def _copied_parts(value: Any, copies: dict[int, tuple[Any, Any]]) -> Any:
+def _copied_parts(value: Any, around: dict[int, Any]) -> Any:
     kind = type(value)
     if kind is tuple:
-        return tuple(_copied(one, copies) for one in value)
+        return tuple(_copied(one, around) for one in value)
     if (small := small_of(kind)) is not None:
-        return small.make(_copied(small.parts(value), copies)) if small.mutable or small.holds else value
+        return small.make(_copied(small.parts(value), around)) if small.mutable or small.holds else value
     if kind is not np.ndarray and (parts := parts_of(value)) is not None:
-        return made(parts[0], {name: _copied(one, copies) for name, one in parts[1].items()})
+        return made(parts[0], {name: _copied(one, around) for name, one in parts[1].items()})
     if isinstance(value, np.ndarray):
         return np.array(value, order=memory_order(value) or "C", subok=True)
     if _is_constant(value):

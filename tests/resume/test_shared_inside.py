@@ -1,0 +1,136 @@
+"""A value of a fit is a tree, as in the store: what a step puts into two places of it is copied, with and without a
+store. Otherwise an undisturbed fit would change both places together, and a resumed one would not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pmstore
+from tests.support.resuming import copied
+
+
+class Steps(pmstore.Resumable):
+    """Applies a function to the state: to start with, where the iteration is 0, and then in each step."""
+
+    max_iter = 5
+
+    def __init__(self, change: Callable[[Any], Any]) -> None:
+        self.change = change
+
+    def fields(self) -> list[pmstore.Field]:
+        return [pmstore.Field("x", (3,)), pmstore.Field("v", dtype=object), pmstore.Field("w", dtype=object)]
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {}
+
+    def start(self) -> None:
+        self.change(self.state)
+
+    def step(self) -> None:
+        self.change(self.state)
+
+
+def same_array(state: Any) -> None:
+    if state.v is None:
+        a = np.zeros(2)
+        state.v = {"now": a, "best": a}
+    state.v["now"] += 1
+
+
+def a_view_beside_its_array(state: Any) -> None:
+    if state.v is None:
+        a = np.zeros(4)
+        state.v = [a, a[1:3]]
+    state.v[1][:] += 1
+
+
+def rows_of_one_list(state: Any) -> None:
+    if state.v is None:
+        state.v = [[0] * 2] * 3
+    state.v[0][0] += 1
+
+
+def a_dict_in_two_tuples(state: Any) -> None:
+    if state.v is None:
+        one: dict[str, int] = {"n": 0}
+        state.v = [(1, one), (2, (one,))]
+    state.v[0][1]["n"] += 1
+
+
+def put_in_place(state: Any) -> None:
+    state.v = state.v or [[0], [5]]
+    state.v[0].append(len(state.v[1]))
+    if len(state.v[0]) == 3:
+        state.v[1] = state.v[0]
+
+
+def an_array_of_another_field(state: Any) -> None:
+    state.v = state.v or {}
+    state.x += 1
+    state.v["x"] = state.v.get("x", state.x)
+
+
+def a_list_of_another_value(state: Any) -> None:
+    state.v, state.w = state.v or {}, state.w or [0]
+    state.w.append(len(state.w))
+    state.v.setdefault("w", state.w)
+
+
+def axes_in_another_order(state: Any) -> None:
+    state.v = state.v or {"a": np.random.default_rng(1).normal(size=(7, 9, 11)), "sum": 0.0}
+    state.v["a"] = np.transpose(state.v["a"], (1, 2, 0)).copy(order="K")
+    state.v["sum"] += state.v["a"].sum() * 1.1
+
+
+CHANGES = [same_array, a_view_beside_its_array, rows_of_one_list, a_dict_in_two_tuples, put_in_place]
+CHANGES += [an_array_of_another_field, a_list_of_another_value, axes_in_another_order]
+
+
+@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize("commit_every", [1, 2])
+def test_a_fit_that_was_killed_has_the_value_of_an_undisturbed_one(
+    change: Callable[[Any], Any], commit_every: int, path: Path
+) -> None:
+    wanted = repr(Steps(change).run().v)
+    with copied(path) as copies:
+        assert repr(Steps(change).run(path, "fit", commit_every=commit_every).v) == wanted
+    assert len(copies) >= 4
+    for copy in copies:
+        assert repr(Steps(change).run(copy, "fit").v) == wanted
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [1, 1, "one", "one", (1, 2), (1, 2)],
+        [np.float64(2), (half := (1.5, "x")), half, half],
+        {"a": (rows := np.arange(12.0).reshape(4, 3))[0].copy(), "b": rows[1].copy()},
+        [[], [], {}, np.zeros(0), np.zeros(0)],
+        [list("ab"), list("ab"), np.ones(2), np.ones(2)],
+    ],
+    ids=str,
+)
+def test_what_is_in_one_place_is_not_copied(value: Any) -> None:
+    class Once(Steps):
+        def start(self) -> None:
+            self.state.v = value
+
+        def step(self) -> None:
+            assert self.state.v is value
+
+    assert Once(lambda state: None).run().v is value
+
+
+def test_a_value_that_holds_itself_is_refused_by_the_store(path: Path) -> None:
+    def holds_itself(state: Any) -> None:
+        state.v = state.v or []
+        state.v.append(state.v)
+
+    Steps(holds_itself).run()
+    with pytest.raises(ValueError, match="holds itself"):
+        Steps(holds_itself).run(path, "fit")

@@ -75,6 +75,15 @@ def test_every_second_of_many_leaves(open_store: Open) -> None:
     report, found = salvaged(damage(image, gone))
     assert found == {name: value for name, value in there.items() if name not in names} and report
     assert len(gone) > 150 and len(found) > 300
+    told = [str(problem) for problem in report if "may be missing" in str(problem)]
+    assert len(told) == 100 and all("before" in text for text in told[:-1]) and "before" not in told[-1]
+
+
+def test_a_store_without_a_table_of_slots_has_lost_none(numbers: tuple[Image, Snapshot]) -> None:
+    image, there = numbers
+    assert not list(image.pages(SLOTS))
+    report, found = salvaged(damage(image, [0]))
+    assert found == there and [str(problem) for problem in report if "slots" in str(problem)] == []
 
 
 def test_leaves_beside_each_other_and_apart(numbers: tuple[Image, Snapshot]) -> None:

@@ -8,6 +8,7 @@ import numbers
 import operator
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
@@ -43,7 +44,7 @@ def inner(model: torch.nn.Module) -> torch.nn.Module:
     """The model itself, in DistributedDataParallel or torch.compile().
 
     Warns of ranks whose gradients torch adds in an order that a resume changes. Raises TypeError for what is no module,
-    or divided among the ranks, and ValueError for parameters without values.
+    or divided among the ranks, and ValueError for parameters or buffers without values.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"the model is to be a torch.nn.Module, not {type(model).__name__}")
@@ -56,7 +57,7 @@ def inner(model: torch.nn.Module) -> torch.nn.Module:
             "the ranks have different parts of the model's parameters, and GradLog logs those of rank 0: use "
             "DistributedDataParallel, which gives each rank all of them, or torch.distributed.checkpoint"
         )
-    for name, one in model.named_parameters():
+    for name, one in chain(model.named_parameters(), model.named_buffers()):
         if torch.nn.parameter.is_lazy(one):
             raise ValueError(f"{name} has no shape yet: call the model once before the log is made")
         if one.is_meta:

@@ -574,7 +574,9 @@ def test_gradients_that_can_not_be_written(tmp_path: Path) -> None:
     [
         ({"model": [1]}, TypeError, r"a torch\.nn\.Module, not list"),
         ({"model": nn.LazyLinear(3)}, ValueError, "weight has no shape yet: call the model once"),
+        ({"model": nn.LazyBatchNorm1d(affine=False)}, ValueError, "running_mean has no shape yet: call the model once"),
         ({"model": nn.Linear(2, 3, device="meta")}, ValueError, "weight is on the meta device"),
+        ({"model": nn.BatchNorm1d(3, affine=False, device="meta")}, ValueError, "running_mean is on the meta device"),
         ({"ratio": "x"}, ValueError, "ratio must be greater than 0 and at most 1, not 'x'"),
         ({"mtbf": None}, ValueError, "mtbf is a number of seconds, more than 0, not None"),
     ],

@@ -49,6 +49,7 @@ from pmstore.torch._modules import ANOTHER, ModuleTensors
 from pmstore.torch._optimizers import OptimizerTensors, given_state, stored_state
 from pmstore.torch._processes import members
 from pmstore.torch._ranks import Ranks
+from pmstore.torch._sampler import BatchSampler
 
 __all__ = ["Persisted", "persist"]
 
@@ -189,14 +190,18 @@ class Persisted:
                 self._in[TRAINING][f"also/{name}"] = state
                 self._encoded[name] = encoded
 
-    def _give(self) -> None:
-        """Give the store's state to the optimizer and to the other kept objects."""
+    def _give(self, rolled_back: bool = False) -> None:
+        """Give the store's state to the optimizer and to the other kept objects.
+
+        rolled_back: whether the program's loop goes on, and does not resume.
+        """
         if self._optimizer is not None and self._optimizer.held():
             self._optimizer.give()
         for name, one in self._also.items():
             stored = self._in[TRAINING].get(f"also/{name}")
             if stored is not None:
-                one.load_state_dict(given_state(stored, one.state_dict()))
+                load = one._go_back if rolled_back and isinstance(one, BatchSampler) else one.load_state_dict
+                load(given_state(stored, one.state_dict()))
                 self._encoded[name] = encode(stored_state(one.state_dict()))
 
     # ---- what the store and the optimizer call
@@ -268,7 +273,7 @@ class Persisted:
             return
         self._tensors.rebind()
         self._encoded = {}
-        self._give()
+        self._give(rolled_back=True)
         self._rollbacks = count
 
     def after_close(self) -> None:

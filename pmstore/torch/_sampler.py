@@ -130,6 +130,8 @@ class BatchSampler:
         """
         self._check(batches)
         self.position += batches
+        if batches:
+            self._resumed = False  # the loop that does them sees the end of the epoch itself
 
     def _check(self, batches: int) -> None:
         if not 0 <= batches <= self._batches - self.position:
@@ -172,6 +174,21 @@ class BatchSampler:
             raise ValueError(f"the order of the data is another one; stored ≠ now: {', '.join(other)}")
         self.epoch, self.position, self._resumed = state["epoch"], state["position"], True
         self._drawn = -1
+
+    def _go_back(self, state: dict[str, Any]) -> None:
+        """Continue at that position after a rollback, within the loop that is going on.
+
+        Raises ValueError as `load_state_dict` does.
+        """
+        # load_state_dict resumes: if the epoch is done, its end comes once more, as an epoch without a batch. A loop
+        # that goes on after a rollback counts that empty epoch as one of its own, and so leaves one out. It has seen
+        # the end if it has begun a later epoch, which then begins anew. If the epoch is the same and done, nothing has
+        # changed since the commit. Then the end is still to come only if it was before, as in a new process.
+        is_later, resumed = self.epoch > state["epoch"], self._resumed
+        self.load_state_dict(state)
+        self._resumed = resumed
+        if is_later and self.position == self._batches:
+            self.epoch, self.position = self.epoch + 1, 0
 
 
 class _Index(int):

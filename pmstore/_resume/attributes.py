@@ -8,7 +8,7 @@ Therefore they are kept as a graph. Each object is one *node*, a list whose firs
     ["array", name, shape, strides, offset]     a view of one; in bytes
     ["numbers", "float", name, n]               a list of float or numpy.float64, the first n of an array
     ["generator", "MT19937", name]              a RandomState, as a record
-    ["generator", kind, state, seeds]           a numpy Generator; older files lack the seeds
+    ["generator", kind, state, seeds]           a numpy Generator, without seeds if they are of another package
     ["parameter", name]                         the value of that parameter of the estimator
     ["list", items], ["tuple", items], ["dict", [[key, item], ...]], ["objects", shape, items]
     ["object", class, items]                    an instance of one of `OBJECTS`, whose __dict__ the items are
@@ -199,8 +199,11 @@ class _Walk:
             self.graph.arrays[path] = np.array(random_state_record(value), RANDOM_STATE)
             return ["generator", "MT19937", path]
         if kind is np.random.Generator:
-            state, seeds = generator_parts(value)
-            return ["generator", state["bit_generator"], state, seeds]
+            try:
+                parts = generator_parts(value)
+            except TypeError:
+                parts = [dict(value.bit_generator.state)]
+            return ["generator", parts[0]["bit_generator"], *parts]
         name = kind.__name__
         if _is_in(OBJECTS, kind):
             return ["object", name, self._pairs(vars(value), path)]

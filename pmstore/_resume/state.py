@@ -26,8 +26,9 @@ from pmstore._resume.fingerprint import state_of
 from pmstore._resume.fit_group import FitGroup
 from pmstore._resume.history import HISTORY, check_history
 from pmstore._store.mapping import Group
-from pmstore._values.array import axes_of, is_solid, order_of, overlaps, root_of
-from pmstore._values.generators import check_generator_state, generator_state, set_generator_state
+from pmstore._values.array import axes_of, is_solid, order_of, root_of
+from pmstore._values.generators import check_generator_state, counts_children, generator_state, set_generator_state
+from pmstore._values.sharing import sharing
 from pmstore._values.types import is_text
 from pmstore._values.values import changeable_inside, contents_of, copied, encode
 
@@ -265,11 +266,9 @@ class State:
             self[name][...] = value
 
     def _own(self, name: str, value: Any) -> Any:
-        """The value; or a copy without gaps, if it would change with another field, or at another place of its own, or
-        the store would lose gaps: a store keeps a tree."""
-        others, arrays, again = changeable_inside(value)
-        is_shared = again or overlaps(arrays.values()) or ((others or arrays) and self._is_shared(name, others, arrays))
-        return copied(value) if is_shared else value
+        """The value; or a copy without gaps, if it would change with another field, or the store would lose gaps."""
+        others, arrays = changeable_inside(value)
+        return copied(value) if (others or arrays) and self._is_shared(name, others, arrays) else value
 
     def _is_shared(self, name: str, others: dict[int, Any], arrays: dict[int, Array]) -> bool:
         roots = {id(root): root for root in map(root_of, arrays.values())}
@@ -280,7 +279,7 @@ class State:
         live = [*self._arrays.values()]
         for key, one in self._values.items():
             if key != name:
-                changeable, inside, _ = changeable_inside(one, arrays=bool(arrays))
+                changeable, inside = changeable_inside(one, arrays=bool(arrays))
                 if not others.keys().isdisjoint(changeable) or any(root in inside for root in roots):
                     return True
                 # Two arrays with memory of their own share none.
@@ -333,10 +332,9 @@ class State:
     def settle(self) -> None:
         """Make values their own after a step, which may have changed them in place: a value that shares something is
         copied then, as a resume would copy it. Otherwise what follows would depend on whether there was one."""
-        for name, value in self._values.items():
-            own = self._own(name, value)
-            if own is not value:
-                self._values[name] = own
+        if self._values:
+            for name in sharing(self._values, [*self._arrays.values(), *self._generators.values()]):
+                self._values[name] = copied(self._values[name])
 
     # ---- the store; all of this is part of the caller's transaction
 
@@ -480,7 +478,8 @@ def check_fit_group(fit_group: FitGroup, fields: Iterable[Field], runs: int, max
         elif field.is_array:
             fit_group.require(field.name, field.shape, field.dtype)  # type: ignore[arg-type]
         elif field.generator is not None:
-            _check_generator(fit_group, field.name, np.random.Generator(type(field.generator.bit_generator)(0)))
+            like = np.random.Generator(type(field.generator.bit_generator)(0))
+            _check_generator(fit_group, field.name, like, counts_children(field.generator))
         elif field.keeper is not None:
             field.keeper.check(fit_group, field.name)
         elif field.is_value:
@@ -506,14 +505,18 @@ def _check_counters(fit_group: FitGroup, runs: int, max_iter: int | None) -> Non
         raise fit_group.changed(PROGRESS, f"the progress of a fit of {runs} runs{most}", found)
 
 
-def _check_generator(fit_group: FitGroup, name: str, like: np.random.RandomState | np.random.Generator) -> None:
-    """Try the state on another generator of the same kind."""
+def _check_generator(
+    fit_group: FitGroup, name: str, like: np.random.RandomState | np.random.Generator, counts: bool = True
+) -> None:
+    """Try the state on another generator of the same kind. counts: whether the fit's own one counts its children."""
     kept = fit_group.group.get(name)
     try:
         if isinstance(like, np.random.RandomState):
             set_random_state(like, kept)
         else:
             set_generator_state(like, kept)
+            if "spawned" in kept and not counts:
+                raise ValueError("it is that of a generator with a SeedSequence")
     except ValueError as error:
         raise fit_group.changed(name, "the state of a generator", f"something else ({error})") from error
 

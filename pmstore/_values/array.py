@@ -12,10 +12,9 @@ first ones are the array's, as shape says, and the others, the spare rows, have 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
 import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
 import msgpack
@@ -38,7 +37,6 @@ __all__ = [
     "live_array",
     "memory_order",
     "order_of",
-    "overlaps",
     "read_layout",
     "root_of",
 ]
@@ -224,15 +222,6 @@ def root_of(array: Array) -> Array:
     while isinstance(array.base, np.ndarray):
         array = array.base
     return array
-
-
-def overlaps(arrays: Iterable[Array]) -> bool:
-    """Whether two arrays may share memory: the first byte of one is between those of another."""
-    some = [array for array in arrays if array.nbytes]
-    if all(array.base is None for array in some):
-        return False  # each has memory of its own
-    bounds = sorted(map(np.lib.array_utils.byte_bounds, some))
-    return any(one[1] > other[0] for one, other in itertools.pairwise(bounds))
 
 
 @functools.lru_cache(maxsize=4096)

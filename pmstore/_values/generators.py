@@ -10,9 +10,11 @@ import numpy as np
 __all__ = [
     "bit_generator",
     "check_generator_state",
+    "counts_children",
     "generator_of",
     "generator_parts",
     "generator_state",
+    "parts_of_generator",
     "set_generator_state",
 ]
 
@@ -52,8 +54,12 @@ def check_generator_state(kind: str, state: Mapping[str, Any]) -> None:
 def generator_state(generator: np.random.Generator) -> dict[str, Any]:
     """The state of a generator, with the number of children that `spawn` has made: it decides which come next."""
     state = dict(generator.bit_generator.state)
-    seeds = _seeds_of(generator)
-    return {**state, _SPAWNED: int(seeds.n_children_spawned)} if type(seeds) is np.random.SeedSequence else state
+    return {**state, _SPAWNED: int(_seeds_of(generator).n_children_spawned)} if counts_children(generator) else state
+
+
+def counts_children(generator: np.random.Generator) -> bool:
+    """Whether the state of a generator has the number of its children: its seeds are a SeedSequence of numpy."""
+    return isinstance(_seeds_of(generator), np.random.SeedSequence)
 
 
 def set_generator_state(generator: np.random.Generator, state: Any) -> None:
@@ -66,8 +72,8 @@ def set_generator_state(generator: np.random.Generator, state: Any) -> None:
     seeds = _seeds_of(generator)
     if type(spawned) is not int or not 0 <= spawned <= _SPAWNED_MAX:
         raise ValueError(f"a generator has spawned 0 to {_SPAWNED_MAX} children, not {spawned!r:.40}")
-    if type(seeds) is not np.random.SeedSequence:
-        raise ValueError(f"it is to be the state of a generator that was seeded with a {type(seeds).__name__}")
+    if not counts_children(generator):
+        raise ValueError(f"it is that of a generator with a SeedSequence, and this one has a {type(seeds).__name__}")
     _set_bits(generator, {key: value for key, value in state.items() if key != _SPAWNED})
     like: Any = np.random.SeedSequence(
         seeds.entropy, spawn_key=seeds.spawn_key, pool_size=seeds.pool_size, n_children_spawned=spawned
@@ -78,7 +84,14 @@ def set_generator_state(generator: np.random.Generator, state: Any) -> None:
 def _seeds_of(generator: np.random.Generator) -> Any:
     """What `spawn` makes the seeds of children of."""
     bits: Any = generator.bit_generator
-    return bits.seed_seq if hasattr(bits, "seed_seq") else bits._seed_seq  # numpy 2.0 has both
+    return bits.seed_seq if hasattr(bits, "seed_seq") else getattr(bits, "_seed_seq", None)  # numpy 2.0 has both
+
+
+def parts_of_generator(generator: np.random.Generator | np.random.RandomState) -> list[Any]:
+    """What a generator would share with another one: its bits, and the seeds of its children."""
+    bits: Any = getattr(generator, "bit_generator", None) or getattr(generator, "_bit_generator", None)
+    seeds = getattr(bits, "_seed_seq", None) or getattr(bits, "seed_seq", None)
+    return [part for part in (bits, seeds) if part is not None]
 
 
 def _set_bits(generator: np.random.Generator, state: Any) -> None:

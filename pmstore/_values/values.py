@@ -36,6 +36,7 @@ from pmstore._values.tensors import array_of_tensor, is_tensor
 from pmstore._values.types import BY_CODE, TEXT, Small, is_text, small_of
 
 __all__ = [
+    "ATOMS",
     "DEPTH",
     "PLAIN",
     "changeable_inside",
@@ -51,10 +52,10 @@ DEPTH = 128  # levels of nesting; tuples and extensions recurse, and Python's st
 
 _BIG_INT, _COMPLEX, _TUPLE, _SCALAR, _ARRAY = 1, 2, 3, 4, 5
 _REGISTERED = 21
-_ATOMS = frozenset({int, float, complex, bool, type(None), str, bytes})
+ATOMS = frozenset({int, float, complex, bool, type(None), str, bytes})
 _CONTAINERS = frozenset({list, tuple, dict})
-_HOLD_NOTHING = _ATOMS | {np.ndarray}
-PLAIN = _ATOMS | _CONTAINERS
+_HOLD_NOTHING = ATOMS | {np.ndarray}
+PLAIN = ATOMS | _CONTAINERS
 """Python's own types of values."""
 _TWO_DOUBLES = struct.Struct("<2d")
 _TIMESTAMPS = (b"\xd6\xff", b"\xd7\xff", b"\xc7\x0c\xff")  # the possible starts of msgpack's own extension
@@ -65,7 +66,7 @@ def encode(value: Any) -> bytes:
     deep or too large.
     """
     kind = type(value)
-    if kind not in _ATOMS:
+    if kind not in ATOMS:
         _check(value, 0)
     try:
         return _pack(value)
@@ -121,7 +122,7 @@ def _holds(value: Any, can_change: Callable[[Any], bool]) -> bool:
     """Whether a value can be changed in place, or anything that a tuple or a type of `types.py` holds. can_change:
     answers this for every other type."""
     kind = type(value)
-    if kind in _ATOMS:
+    if kind in ATOMS:
         return False
     if kind is tuple:
         return any(_holds(part, can_change) for part in value)
@@ -130,15 +131,14 @@ def _holds(value: Any, can_change: Callable[[Any], bool]) -> bool:
     return can_change(value)
 
 
-def changeable_inside(value: Any, arrays: bool = True) -> tuple[dict[int, Any], dict[int, np.ndarray[Any, Any]], bool]:
-    """All that can be changed in place in a value, to any depth, by id: everything but arrays, and the arrays; and
-    whether any of it is in more than one place. Raises the errors of `parts_of`.
+def changeable_inside(value: Any, arrays: bool = True) -> tuple[dict[int, Any], dict[int, np.ndarray[Any, Any]]]:
+    """All that can be changed in place in a value, to any depth, by id: everything but arrays, and the arrays. Raises
+    the errors of `parts_of`.
 
     arrays: whether arrays are wanted, which takes longer.
     """
     others: dict[int, Any] = {}
     found: dict[int, np.ndarray[Any, Any]] = {}
-    again = False
     seen: dict[int, Any] = {}  # by id; what `encode` of a type makes has to live as long
     waiting = [[value]]
     while waiting:
@@ -146,16 +146,11 @@ def changeable_inside(value: Any, arrays: bool = True) -> tuple[dict[int, Any], 
         kinds = set(map(type, ones))
         if arrays and np.ndarray in kinds:
             plain = ones if len(kinds) == 1 else [one for one in ones if type(one) is np.ndarray]
-            before = len(found)
             found.update(zip(map(id, plain), plain))
-            again |= len(found) < before + len(plain)
         kinds -= _HOLD_NOTHING
         for one in ones if kinds else ():
             kind = type(one)
-            if kind not in kinds:
-                continue
-            if id(one) in seen:
-                again = again or has_containers(one)
+            if kind not in kinds or id(one) in seen:
                 continue
             seen[id(one)] = one
             small = small_of(kind)
@@ -171,7 +166,7 @@ def changeable_inside(value: Any, arrays: bool = True) -> tuple[dict[int, Any], 
                 found[id(one)] = one
             elif kind is not tuple and (small is None or small.mutable) and not _is_constant(one):
                 others[id(one)] = one
-    return others, found, again
+    return others, found
 
 
 def _is_constant(value: Any) -> bool:
@@ -190,9 +185,9 @@ def copied(value: Any) -> Any:
 
 
 def _copied(value: Any, around: dict[int, Any]) -> Any:
-    """around: the copies of the lists and dicts that the value is in, by the id of the original."""
+    """around: by id, what the value is in: the copy of a list or dict, and a value of a registered type itself."""
     kind = type(value)
-    if kind in _ATOMS:
+    if kind in ATOMS:
         return value
     if kind is not list and kind is not dict:
         return _copied_parts(value, around)
@@ -214,8 +209,13 @@ def _copied_parts(value: Any, around: dict[int, Any]) -> Any:
         return tuple(_copied(one, around) for one in value)
     if (small := small_of(kind)) is not None:
         return small.make(_copied(small.parts(value), around)) if small.mutable or small.holds else value
+    if id(value) in around:
+        return value
     if kind is not np.ndarray and (parts := parts_of(value)) is not None:
-        return made(parts[0], {name: _copied(one, around) for name, one in parts[1].items()})
+        around[id(value)] = value
+        inside = {name: _copied(one, around) for name, one in parts[1].items()}
+        del around[id(value)]
+        return made(parts[0], inside)
     if isinstance(value, np.ndarray):
         return np.array(value, order=memory_order(value) or "C", subok=True)
     if _is_constant(value):
@@ -260,7 +260,7 @@ def type_name(value: Any) -> str:
 
 def _check(value: Any, depth: int) -> None:
     kind = type(value)
-    if kind in _ATOMS:
+    if kind in ATOMS:
         return
     if kind in _CONTAINERS:
         if depth >= DEPTH:
@@ -293,7 +293,7 @@ def _small(kind: type, value: Any) -> Small | None:
 
 
 def _check_parts(parts: Any, depth: int) -> None:
-    if not _ATOMS.issuperset(map(type, parts)):
+    if not ATOMS.issuperset(map(type, parts)):
         for part in parts:
             _check(part, depth + 1)
 

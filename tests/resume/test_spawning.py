@@ -128,5 +128,5 @@ def test_seeds_of_another_kind_have_no_number_of_children() -> None:
 
     rng = np.random.Generator(np.random.PCG64(Seeds()))
     assert "spawned" not in generator_state(rng)
-    with pytest.raises(ValueError, match="seeded with a Seeds"):
+    with pytest.raises(ValueError, match="this one has a Seeds"):
         set_generator_state(rng, {**rng.bit_generator.state, "spawned": 1})

@@ -8,6 +8,7 @@ import contextlib
 import errno
 import itertools
 import os
+import resource
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +21,7 @@ import pmstore
 from pmstore._core import lib
 from pmstore.testing._store.recording import Recorder
 from tests.conftest import Medium
+from tests.core.test_address_space import limit_addresses
 from tests.store.test_threads_fork import in_fork, run_threads, signals_blocked
 from tests.support import shim as shims
 from tests.support.crashes import OVERFLOW
@@ -333,3 +335,27 @@ def test_D7_a_store_that_has_failed_writes_nothing_more(tmp_path: Path) -> None:
         if not done[1]:
             break
     assert broken > 1
+
+
+@pytest.mark.no_sanitizer
+def test_a_store_that_could_not_be_closed_ends_its_thread_once(tmp_path: Path) -> None:
+    """The first close() lacks memory for an array that is still alive, and the second one goes on from there."""
+    path = tmp_path / "s.pm"
+
+    def child() -> str:
+        with Recorder(path, "file"):
+            store = pmstore.open(path)
+            w = sparse(store)
+            for value in range(1, 7):
+                change(w, value)
+                store.commit()
+            limit_addresses(1 << 20)
+            with pytest.raises(pmstore.OutOfMemoryError):
+                store.close()
+            resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+            store.close()
+        return "fine"
+
+    assert in_fork(child) == "fine"
+    with pmstore.open(path, "r", verify=True) as store:
+        np.testing.assert_array_equal(store["w"], after(6))

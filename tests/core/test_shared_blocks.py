@@ -357,6 +357,32 @@ def test_the_thread_comes_back_when_there_is_space_again(tmp_path: Path) -> None
         store.close()
 
 
+def test_commits_become_durable_while_one_before_can_not_be_written_back(tmp_path: Path) -> None:
+    """Each is synced in the background, before there is space again."""
+    path = tmp_path / "store.pm"
+    with Recorder(path, "file", pace=10) as recorder:
+        image = Image(recorder)
+        store = pmstore.open(path, durability="async")
+        a = store.create_array("a", 700)
+        for value in range(4):
+            image.free()
+            a[:] = value
+            store.commit()
+            image.full(but=value == 1)  # the durable marker of the first sync
+            for _ in range(300):  # the thread's turn
+                store.stats()
+        image.free()
+        store._drop(discard=True)
+    syncs: list[int] = []
+    for number in range(len(recorder.recording)):
+        kind = recorder.recording.event(number).kind
+        if kind == lib.PM_EVENT_COMMIT_END:
+            syncs.append(0)
+        elif kind == lib.PM_EVENT_SYNC and syncs:
+            syncs[-1] += 1
+    assert len(syncs) == 4 and all(syncs)
+
+
 def test_a_record_whose_sync_lacks_memory_fails_the_store(tmp_path: Path) -> None:
     """Its bytes may be in the page cache, where a kill leaves them: nobody may roll back and go on."""
     path = tmp_path / "store.pm"

@@ -17,6 +17,7 @@ import resource
 import shutil
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ import numpy as np
 import pytest
 
 import pmstore
+from pmstore._core import ffi
 from tests.conftest import run_in_fork
 from tests.support import shim as shims
 from tests.support.shim import (
@@ -391,6 +393,23 @@ def test_a_limit_on_the_size_of_files_is_named(directory: Path) -> None:
             assert store["a"].all()
 
     run_in_fork(limited)
+
+
+def test_a_memory_file_without_seals_is_memory() -> None:
+    """Whatever error an earlier call has left in errno."""
+    place = Path("/dev/shm")
+    if not place.is_dir():
+        pytest.skip("no /dev/shm")
+    fd = os.memfd_create("store", os.MFD_ALLOW_SEALING)
+    with tempfile.TemporaryDirectory(dir=place) as directory:
+        pmstore.open(Path(directory) / "store.pm", "x").close()
+        os.write(fd, (Path(directory) / "store.pm").read_bytes())
+    for mode in ("r+", "r"):
+        ffi.errno = errno.EINVAL
+        with pmstore.open(f"/proc/self/fd/{fd}", mode) as store:  # type: ignore[arg-type]
+            ffi.errno = errno.EINVAL
+            assert store.media == "memory", mode
+    os.close(fd)
 
 
 def unknown(directory: str) -> None:

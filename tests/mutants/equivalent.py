@@ -467,4 +467,10 @@ EQUIVALENT = [
         "page - 64",
         "pm_page_set_count",
     ),
+    Equivalent(
+        "csrc/base/schedule.c",
+        "bool work_first = !routine || pm_schedule_choose(schedule, 2);",
+        "Work is done first in two of three cases instead of in one of two: every order remains possible.",
+        "(2 + 1)",
+    ),
 ]

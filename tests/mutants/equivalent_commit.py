@@ -369,4 +369,29 @@ OF_COMMIT = [
         "(void)0;",
         "append_lazily",
     ),
+    Equivalent(
+        "csrc/log/writer.c",
+        "bool grows = writer->last_range && writer->last_end == offset;",
+        "pm_writer_keep moves the bytes to their place from either one, and a line lies between the parts of a page.",
+        "!= offset",
+    ),
+    Equivalent(
+        "csrc/log/log.c",
+        "if (*cursor >= length || length - *cursor < sizeof head) return false;",
+        "Every valid item has bytes behind its head: a record that ends with a head alone is refused in either way.",
+        "<= sizeof head",
+    ),
+    Equivalent(
+        "csrc/commit/candidates.c",
+        "size_t room = most + most + region->buffer_count + 1; "
+        "/* never 0: the memory of an empty list could be NULL */",
+        "There is room for one more candidate.",
+        "(1 + 1)",
+    ),
+    Equivalent(
+        "csrc/commit/gather.c",
+        "if (count > 1) qsort(list, count, sizeof *list, by_offset);",
+        "A list of one is sorted.",
+        "count >= 1",
+    ),
 ]

@@ -579,4 +579,16 @@ OF_MEDIA = [
         "Only whether it is 0 is asked.",
         "-(1 + 1)",
     ),
+    Equivalent(
+        "csrc/media/memory.c",
+        "media->plain += length;",
+        "Whether bytes stay in the cache: they are ordered and durable by either way.",
+        "-= length",
+    ),
+    Equivalent(
+        "csrc/media/file.c",
+        "bool all = media->streamed_count && !begun && media->lazy <= LAZY_MOST;",
+        "Where exactly eight pages wait: which of two ways makes the record and what was streamed durable.",
+        "< LAZY_MOST",
+    ),
 ]

@@ -244,4 +244,10 @@ OF_READER = [
         "(void)0;",
         "begin_log_anew",
     ),
+    Equivalent(
+        "csrc/reader/page_hashes.c",
+        "return hash ? hash : 1;",
+        "The number for a page whose hash is 0, which is one of 2^64: all that matters is that it is not 0.",
+        "(1 + 1)",
+    ),
 ]

@@ -223,6 +223,31 @@ def test_what_is_trusted(tmp_path: Path, fault_library: Path) -> None:
     assert len(said.splitlines()) == len(CHOICES) + 3
 
 
+def changed_pages_wait(directory: str) -> None:
+    """Run in a child with the shim: new arrays beside changes of 26 pages, which the kernel may write back later."""
+    pretend_ext4(True)
+    path = Path(directory) / "waits.pm"
+    syncs = []
+    with pmstore.open(path, "x", media="file") as store:
+        w = store.create_array("w", (1024, 512), "f8")
+        store.commit()
+        for i in range(8):
+            w[i::40, 0] = 1
+            store[f"n{i}"] = np.ones(3000)
+            begin(FDATASYNC, ONCE, errno.EIO, 1 << 40, path)
+            store.commit()
+            syncs.append(count())
+            end()
+    assert not any(syncs[4:]), syncs
+
+
+@pytest.mark.no_sanitizer  # which is preloaded too
+def test_a_commit_does_not_wait_for_the_pages_of_those_before(directory: Path, fault_library: Path) -> None:
+    if not direct_io(directory):
+        pytest.skip("the whole file is synced")
+    shims.call(fault_library, changed_pages_wait, directory)
+
+
 def mounts(directory: str) -> None:
     """Run in a child with the shim: one thread, which has stores on what seem to be several mounts."""
     paths = (Path(directory) / f"{i}.pm" for i in itertools.count())

@@ -132,6 +132,19 @@ def test_I11_a_rollback_leaves_a_marked_array_behind_another(open_store: Open) -
     assert np.array_equal(w, before) and (behind == 8).all()
 
 
+def test_I10_a_mark_outlives_a_commit_of_the_array_behind(open_store: Open) -> None:
+    """Marks are noted in words of 64 pages: one has the last pages of an array and the first of the next."""
+    store = open_store()
+    w, behind = tracked(store), tracked(store, "behind")
+    assert offset_of(store, "behind") // PAGE % 64 > 10
+    write_unseen(w[-1], 7.0)
+    store.mark_dirty(w[-1])
+    with store.transaction(only=[behind]):
+        behind[2:5] = 8
+    store.commit()
+    assert_committed(store)
+
+
 @pytest.mark.parametrize("pages", [300, LARGE])
 def test_a_mark_declares_nothing(open_store: Open, pages: int) -> None:
     """It waits for a commit without a declared write set, however many come before. Nor do marks of so many pages that

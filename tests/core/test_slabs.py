@@ -127,6 +127,27 @@ def test_I9_a_block_under_an_array_that_lives_is_passed_over(open_store: Callabl
     assert offset_of(store, "g") == places["b"] and store.check().ok
 
 
+def test_I11_a_slab_in_a_page_that_a_rollback_freed_is_no_other_metadata(
+    open_store: Callable[..., pmstore.Store],
+) -> None:
+    """A commit that edits its header leaves the arrays in it that were not declared as they were."""
+    store = open_store()
+    store["k"] = 0
+    store.commit()
+    nodes = store.stats().region_used
+    store.update({f"{i:0100}": i for i in range(200)})  # the catalog takes more pages
+    store.rollback()
+    a = store.create_array("a", 3)
+    store.commit()
+    assert offset_of(store, "a") // PAGE * PAGE == nodes
+    a[:] = 1
+    with store.transaction(only=[]):
+        store["b"] = np.zeros(3)
+    assert store.check().ok, store.check()
+    store.rollback()
+    assert (a == 0).all()
+
+
 @pytest.mark.parametrize(("waiting", "pages"), [(7, 0), (8, 1)])
 def test_few_slabs_are_looked_at_before_a_page_is_taken(
     open_store: Callable[..., pmstore.Store], waiting: int, pages: int

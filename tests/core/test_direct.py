@@ -43,6 +43,16 @@ def test_what_is_written_directly_is_counted(open_store: Any, size: int) -> None
     assert store.stats().bytes_direct == 2 * size
 
 
+def test_what_a_new_array_got_through_memory_is_counted(open_store: Any) -> None:
+    store = open_store()
+    x = store.create_array("x", 6 * PAGE + 100, "u1")
+    before = store.stats().bytes_direct
+    x[PAGE : 3 * PAGE] = 1
+    x[4 * PAGE] = x[-1] = 1
+    store.commit()
+    assert store.stats().bytes_direct - before == 3 * PAGE + 100
+
+
 @pytest.mark.parametrize("number", [1, 2])
 def test_a_write_without_space_is_not_taken_for_written(tmp_path: Path, number: int) -> None:
     with Recorder(tmp_path / "s.pm", "file") as recorder, pmstore.open(tmp_path / "s.pm") as store:

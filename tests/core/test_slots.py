@@ -333,6 +333,17 @@ def test_a_commit_that_fails_is_tried_again_with_what_is_there_then(medium):
         assert store["x"][7] == -5 and store["z"][3] == 9 and store["z"][4] == 2
 
 
+def test_twenty_arrays_have_two_slots_each(store):
+    arrays = [store.create_array(f"x{i}", double_buffered_length(store), "f8") for i in range(20)]
+    for _ in range(5):
+        store.commit()
+        before = store.stats().bytes_direct
+        for x in arrays:
+            x += 1
+    store.commit()
+    assert store.stats().bytes_direct - before >= sum(x.nbytes for x in arrays)
+
+
 def test_more_arrays_than_can_have_two_slots(medium):
     if medium.name == "file":
         pytest.skip("they would need 2 GiB")

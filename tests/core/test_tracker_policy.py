@@ -94,6 +94,21 @@ def test_an_array_of_which_most_changes_is_not_armed(open_store: Open) -> None:
     assert not any(commits(store, w, 95, 40))
 
 
+def test_an_array_that_changes_as_a_whole_now_and_then_is_not_armed(open_store: Open) -> None:
+    """Faults in all of its pages would cost more than the comparisons in between."""
+    store = open_store()
+    w = written_whole(store, 300)
+    for _ in range(4):
+        w += 1
+        store.commit()
+    for _ in range(10):
+        direct = store.stats().bytes_direct
+        assert not any(commits(store, w, 20, 2))
+        w += 1
+        store.commit()
+        assert store.stats().bytes_direct - direct >= w.nbytes, "it has two slots"
+
+
 def test_an_array_of_which_most_changes_is_armed_no_longer(open_store: Open) -> None:
     store = open_store()
     w = written_whole(store, 300)

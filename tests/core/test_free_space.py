@@ -5,6 +5,7 @@ that nothing owns is free again.
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 import pmstore
 from tests.conftest import Medium
 from tests.support.crashes import explored, freed, record
-from tests.support.images import PAGE, Image
+from tests.support.images import PAGE, REGION, Image
 from tests.support.places import offset_of
 
 
@@ -23,6 +24,31 @@ def test_I2_free_space_is_no_committed_image(medium: Medium) -> None:
     assert found is None, found
     with pmstore.open(path) as store:  # as after a kill
         assert store.check().ok, store.check()
+
+
+def test_I2_the_head_of_a_slab_is_logged_where_free_space_shows_the_same_bytes(open_store):
+    """They were written there by no commit, and an older record has others for the place."""
+    store = open_store()
+    store["a"] = np.zeros(3)
+    store.commit()
+    slab = offset_of(store, "a") // PAGE * PAGE
+    del store["a"]
+    store.commit()
+    new = {"b": np.zeros(3), "c": np.zeros(3)}
+    copy = Path(store.path + ".twin")
+    shutil.copyfile(store.path, copy)
+    with pmstore.open(copy, media=store.media) as twin:
+        twin.update(new)
+        assert offset_of(twin, "b") // PAGE * PAGE == slab
+    store["x"] = np.frombuffer(copy.read_bytes()[REGION + slab :][: 2 * PAGE], "u1")
+    assert offset_of(store, "x") == slab
+    store.rollback()
+    store.update(new)
+    store.commit()
+    assert offset_of(store, "b") // PAGE * PAGE == slab
+    shutil.copyfile(store.path, copy)  # what a kill leaves
+    with pmstore.open(copy, media=store.media, verify=True) as left:
+        assert left.keys() == {"b", "c"}
 
 
 def test_an_extent_that_nobody_took_is_freed_by_the_commit(open_store):

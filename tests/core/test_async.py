@@ -449,14 +449,15 @@ def test_D7_a_failed_sync_is_told_by_close_if_by_no_other_call(tmp_path: Path) -
                 store._drop(discard=True)
 
 
-def test_D7_a_failed_sync_leaves_what_a_rollback_needs(tmp_path: Path) -> None:
+@pytest.mark.parametrize("failing", [lib.PM_OPERATION_SYNC, lib.PM_OPERATION_WRITE], ids=["sync", "marker"])
+def test_D7_a_failed_sync_leaves_what_a_rollback_needs(tmp_path: Path, failing: int) -> None:
     with Recorder(tmp_path / "s.pm", "file", pace=0) as recorder:
         store = pmstore.open(tmp_path / "s.pm", durability="async")
         x = store.create_array("x", 3000, "f8")
         store.commit()
         x[5] = 1
         store.commit()
-        recorder.trace.fail(lib.PM_OPERATION_SYNC, 1, errno.EIO)
+        recorder.trace.fail(failing, 1, errno.EIO)
         x[:] = 7
         with pytest.raises(pmstore.StoreIOError, match=r"cannot sync the file: Input/output error"):
             store.sync()

@@ -270,6 +270,22 @@ def test_a_sparse_copy_on_a_full_tmpfs(tmp_path: Path, behind: bool) -> None:
             assert store["large"][::512].all()
 
 
+def test_a_copy_with_a_hole_at_its_end_alone_on_a_full_tmpfs(tmp_path: Path) -> None:
+    with pmstore.open(tmp_path / "source.pm", "x") as store:
+        store["value"] = 1
+    data = (tmp_path / "source.pm").read_bytes()
+    written = -(-len(data.rstrip(b"\0")) // 4096) * 4096
+    assert written < len(data)
+    with on("tmpfs", tmp_path) as place:
+        with (place / "s.pm").open("xb") as file:
+            file.write(data[:written])
+            file.truncate(len(data))
+        disk = Disk(place)
+        with pytest.raises(pmstore.OutOfSpaceError, match=f"the holes .* need {len(data) - written >> 10} KiB"):
+            pmstore.open(place / "s.pm", "r", exclusive=True)
+        disk.close()
+
+
 @pytest.mark.parametrize("name", ["overlay on tmpfs", pytest.param("overlay on ext4", marks=pytest.mark.long)])
 def test_a_store_of_a_lower_layer(name: str, tmp_path: Path, child: Callable[..., Child]) -> None:
     """The first writer copies it up. A reader from before, and one from after, follow the commits."""

@@ -28,6 +28,7 @@ from pmstore.testing._store.recording import Recording
 from tests.conftest import MEMORY, Medium, run_in_fork
 from tests.support.crashes import OPTIONS, SEED, WORKLOADS, Workload, bulky, record
 from tests.support.crashes_async import ASYNC, flipped_late, freed_late, lazily
+from tests.support.places import offset_of
 
 LONGER = int(os.environ.get("PMSTORE_LONGER", "1"))
 WRITTEN = (lib.PM_EVENT_STORE, lib.PM_EVENT_STREAM, lib.PM_EVENT_WRITE)
@@ -193,6 +194,17 @@ def test_large_contents_that_a_record_in_the_log_changes(medium: Medium) -> None
                 assert entry is not None and (np.frombuffer(core.contents(entry.offset, entry.length)) == a).all()
                 core.close()
         os.close(fd)
+
+
+def test_metadata_behind_the_pages_of_the_first_map_are_in_the_snapshot(store: pmstore.Store) -> None:
+    pages = (4096 - 64) * 4
+    store._catalog.core.alloc(pages * (4096 - 8))
+    store["small"], store["large"] = np.arange(3), np.arange(2000)
+    store.commit()
+    assert min(offset_of(store, name) for name in ("small", "large")) > pages * 4096
+    with pmstore.open(store.path, "r") as reader:
+        assert reader.check().ok, reader.check()
+        assert reader["small"].sum() == 3 and reader["large"][1999] == 1999
 
 
 def test_all_contents_that_are_wanted_are_in_the_snapshot(medium: Medium) -> None:

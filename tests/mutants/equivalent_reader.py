@@ -237,6 +237,19 @@ OF_READER = [
         "own <= 0",
     ),
     Equivalent(
+        "csrc/reader/pages.c",
+        "PM_TRY(valid_page(t, offset, PM_TYPE_NODE, skip));",
+        "The last line returns the same error with another text, which pm_pages_reach does not show: it tries again.",
+        "(void)(",
+        "valid_node",
+    ),
+    Equivalent(
+        "csrc/reader/source.c",
+        'if (*fd < 0) return pm_fail_errno("cannot make a file in memory for a snapshot");',
+        "pm_descriptor_above_standard gives a descriptor from 3 on, or a negative number.",
+        "*fd <= 0",
+    ),
+    Equivalent(
         "csrc/reader/source.c",
         "pm_source_let_go(source, now->header.log_offset, now->header.log_size); /* the old records are not valid */",
         "The old records have another salt and older numbers, and are read over before they are looked at. They take "

@@ -289,6 +289,12 @@ OF_SPACE = [
         "(void)0;",
     ),
     Equivalent(
+        "csrc/space/catalog.c",
+        "memset(at + length - 8, 0, 8);",
+        "Who reads rows goes by their lengths, which leave the padding out; all other bytes are copied later.",
+        "length - (8 + 1)",
+    ),
+    Equivalent(
         "csrc/space/slots.c",
         "return status;",
         "The only possible error is a lack of memory, which give_slots ignores: the table was read a moment ago.",

@@ -372,6 +372,7 @@ def refused_to_a_salvage(folder: str, old_map: bool, calls: int) -> None:
     assert 3 < at < 999
 
 
+@pytest.mark.no_sanitizer  # the shim is preloaded, too
 @pytest.mark.parametrize("calls", [shim.MEMORY, shim.MAPPINGS], ids=["memory", "mappings"])
 @pytest.mark.parametrize("old_map", [False, True])
 def test_a_salvage_to_which_memory_is_refused_leaves_nothing_out(

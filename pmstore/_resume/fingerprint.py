@@ -27,7 +27,7 @@ import numpy.typing as npt
 from pmstore._store.mapping import Group, NameMapping
 from pmstore._values.array import chunks, memory_order
 from pmstore._values.dtypes import value_bytes
-from pmstore._values.generators import generator_state
+from pmstore._values.generators import SPAWNED, generator_state
 from pmstore._values.registry import HEAP_TYPE, parts_of
 from pmstore._values.types import is_text, small_of
 
@@ -300,7 +300,7 @@ def has_plain_elements(array: npt.NDArray[Any]) -> bool:
 
 def _with_children(generator: np.random.Generator) -> dict[str, Any]:
     """The state of a generator. The number of children is left out if it has none: older fingerprints lack it."""
-    return {key: value for key, value in generator_state(generator).items() if key != "spawned" or value}
+    return {key: value for key, value in generator_state(generator).items() if key != SPAWNED or value}
 
 
 def _hash_state(state: Mapping[str, Any]) -> str:

@@ -395,10 +395,10 @@ class Resumable(ABC):
                 self._run_ended(last)
                 if last:
                     self.finish()
+                    state.settle()
                 else:
                     state.run, state.iteration = state.run + 1, 0
                     self._add_first(rows, self._start())
-                state.settle()
                 state.capture()
                 if last:
                     state.drop_working()

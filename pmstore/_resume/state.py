@@ -27,7 +27,13 @@ from pmstore._resume.fit_group import FitGroup
 from pmstore._resume.history import HISTORY, check_history
 from pmstore._store.mapping import Group
 from pmstore._values.array import axes_of, is_solid, order_of, root_of
-from pmstore._values.generators import check_generator_state, counts_children, generator_state, set_generator_state
+from pmstore._values.generators import (
+    SPAWNED,
+    check_generator_state,
+    counts_children,
+    generator_state,
+    set_generator_state,
+)
 from pmstore._values.sharing import sharing
 from pmstore._values.types import is_text
 from pmstore._values.values import changeable_inside, contents_of, copied, encode
@@ -515,7 +521,7 @@ def _check_generator(
             set_random_state(like, kept)
         else:
             set_generator_state(like, kept)
-            if "spawned" in kept and not counts:
+            if SPAWNED in kept and not counts:
                 raise ValueError("it is that of a generator with a SeedSequence")
     except ValueError as error:
         raise fit_group.changed(name, "the state of a generator", f"something else ({error})") from error

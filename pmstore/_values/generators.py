@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 __all__ = [
+    "SPAWNED",
     "bit_generator",
     "check_generator_state",
     "counts_children",
@@ -24,7 +25,7 @@ _BIT_GENERATORS = ("MT19937", "PCG64", "PCG64DXSM", "Philox", "SFC64")
 _BUFFERS: dict[str, tuple[Any, ...]] = {"MT19937": (624, "state", "pos"), "Philox": (4, "buffer_pos")}
 """numpy's bit generators with a buffer: its size, and the keys of the state that tell how much of it is used."""
 
-_SPAWNED = "spawned"
+SPAWNED = "spawned"
 """The key of the number of children in the state of a generator. numpy's own states lack it."""
 
 _SPAWNED_MAX = (1 << 32) - 1  # numpy counts children in a uint32
@@ -54,7 +55,7 @@ def check_generator_state(kind: str, state: Mapping[str, Any]) -> None:
 def generator_state(generator: np.random.Generator) -> dict[str, Any]:
     """The state of a generator, with the number of children that `spawn` has made: it decides which come next."""
     state = dict(generator.bit_generator.state)
-    return {**state, _SPAWNED: int(_seeds_of(generator).n_children_spawned)} if counts_children(generator) else state
+    return {**state, SPAWNED: int(_seeds_of(generator).n_children_spawned)} if counts_children(generator) else state
 
 
 def counts_children(generator: np.random.Generator) -> bool:
@@ -65,7 +66,7 @@ def counts_children(generator: np.random.Generator) -> bool:
 def set_generator_state(generator: np.random.Generator, state: Any) -> None:
     """Set a generator to a state from a file, which isn't trusted. Without a number of children in it, as in numpy's
     own states, that number stays. Raises ValueError if it is no state of that kind of generator."""
-    spawned = state.get(_SPAWNED) if isinstance(state, Mapping) else None
+    spawned = state.get(SPAWNED) if isinstance(state, Mapping) else None
     if spawned is None:
         _set_bits(generator, state)
         return
@@ -74,7 +75,7 @@ def set_generator_state(generator: np.random.Generator, state: Any) -> None:
         raise ValueError(f"a generator has spawned 0 to {_SPAWNED_MAX} children, not {spawned!r:.40}")
     if not counts_children(generator):
         raise ValueError(f"it is that of a generator with a SeedSequence, and this one has a {type(seeds).__name__}")
-    _set_bits(generator, {key: value for key, value in state.items() if key != _SPAWNED})
+    _set_bits(generator, {key: value for key, value in state.items() if key != SPAWNED})
     like: Any = np.random.SeedSequence(
         seeds.entropy, spawn_key=seeds.spawn_key, pool_size=seeds.pool_size, n_children_spawned=spawned
     )
@@ -83,15 +84,13 @@ def set_generator_state(generator: np.random.Generator, state: Any) -> None:
 
 def _seeds_of(generator: np.random.Generator) -> Any:
     """What `spawn` makes the seeds of children of."""
-    bits: Any = generator.bit_generator
-    return bits.seed_seq if hasattr(bits, "seed_seq") else getattr(bits, "_seed_seq", None)  # numpy 2.0 has both
+    return parts_of_generator(generator)[1]
 
 
 def parts_of_generator(generator: np.random.Generator | np.random.RandomState) -> list[Any]:
-    """What a generator would share with another one: its bits, and the seeds of its children."""
-    bits: Any = getattr(generator, "bit_generator", None) or getattr(generator, "_bit_generator", None)
-    seeds = getattr(bits, "_seed_seq", None) or getattr(bits, "seed_seq", None)
-    return [part for part in (bits, seeds) if part is not None]
+    """What a generator may share with another one: its bits, and the seeds of its children, which may be None."""
+    bits: Any = generator._bit_generator if isinstance(generator, np.random.RandomState) else generator.bit_generator
+    return [bits, bits.seed_seq if hasattr(bits, "seed_seq") else getattr(bits, "_seed_seq", None)]  # 2.0 has both
 
 
 def _set_bits(generator: np.random.Generator, state: Any) -> None:

@@ -10,10 +10,10 @@ import numpy as np
 
 from pmstore._values.array import Array, address_of, is_solid
 from pmstore._values.generators import parts_of_generator
-from pmstore._values.registry import Parts, parts_of, registered
+from pmstore._values.registry import Parts, registered
 from pmstore._values.tensors import array_of_tensor, is_tensor
 from pmstore._values.types import small_of
-from pmstore._values.values import ATOMS
+from pmstore._values.values import ATOMS, inside, is_constant
 
 __all__ = ["sharing"]
 
@@ -37,14 +37,11 @@ class _Memory:
     def __init__(self) -> None:
         self._seen: dict[int, Any] = {}
         self._arrays: list[tuple[str, Array]] = []  # with the name of the value; what is beside has none
-        self._views = False  # only with a view can two arrays overlap
+        self._views = False  # of values: without one, no array of theirs overlaps another
 
     def add_beside(self, one: Any) -> None:
         self._seen[id(one)] = one
-        if isinstance(one, np.ndarray):
-            self._arrays.append(("", one))
-        else:
-            self._seen.update((id(part), part) for part in parts_of_generator(one))
+        self._note("", one)
 
     def add(self, name: str, value: Any) -> bool:
         """Whether a value shares something with those before, or within itself, or has gaps."""
@@ -60,19 +57,19 @@ class _Memory:
                     continue
                 self._seen[id(one)] = one
                 shares |= self._note(name, one)
-                waiting.append(_inside(one))
+                waiting.append(inside(one))
         return shares or _any_changes(again)
 
     def _note(self, name: str, one: Any) -> bool:
         """Note the memory of an object. Returns whether it is that of another one, or has gaps."""
         if isinstance(one, np.ndarray):
             self._arrays.append((name, one))
-            self._views |= one.base is not None
+            self._views |= bool(name) and one.base is not None
             return not is_solid(one)
         if isinstance(one, np.void):  # it may be an element of an array
             return one.base is not None
-        if isinstance(one, np.random.Generator):
-            parts = parts_of_generator(one)
+        if isinstance(one, np.random.Generator | np.random.RandomState):
+            parts = [part for part in parts_of_generator(one) if part is not None]
             shared = any(id(part) in self._seen for part in parts)
             self._seen.update((id(part), part) for part in parts)
             return shared
@@ -96,29 +93,13 @@ class _Memory:
         return found
 
 
-def _inside(one: Any) -> list[Any] | tuple[Any, ...]:
-    """What an object holds."""
-    kind = type(one)
-    if kind is np.ndarray:
-        return []
-    if kind is list or kind is tuple:
-        return one  # type: ignore[no-any-return]
-    if kind is dict:
-        return list(one.values())
-    if (small := small_of(kind)) is not None:
-        return small.parts(one) if small.holds else []
-    parts = parts_of(one)
-    return [] if parts is None else list(parts[1].values())
-
-
 def _changes(one: Any) -> bool:
     """Whether an object itself can be changed in place."""
     kind = type(one)
     if (small := small_of(kind)) is not None:
         return small.mutable
     if kind is Parts or (found := registered(kind)) is None:
-        constant = isinstance(one, np.generic) and not (isinstance(one, np.void) and one.flags.writeable)
-        return kind is not tuple and not constant
+        return kind is not tuple and not is_constant(one)
     return found.watched
 
 
@@ -133,5 +114,5 @@ def _any_changes(ones: list[Any]) -> bool:
             seen[id(one)] = one
             if _changes(one):
                 return True
-            waiting.append(_inside(one))
+            waiting.append(inside(one))
     return False

@@ -45,6 +45,8 @@ __all__ = [
     "decode",
     "encode",
     "has_containers",
+    "inside",
+    "is_constant",
     "type_name",
 ]
 
@@ -140,7 +142,7 @@ def changeable_inside(value: Any, arrays: bool = True) -> tuple[dict[int, Any], 
     others: dict[int, Any] = {}
     found: dict[int, np.ndarray[Any, Any]] = {}
     seen: dict[int, Any] = {}  # by id; what `encode` of a type makes has to live as long
-    waiting = [[value]]
+    waiting: list[Any] = [[value]]
     while waiting:
         ones = waiting.pop()
         kinds = set(map(type, ones))
@@ -153,23 +155,31 @@ def changeable_inside(value: Any, arrays: bool = True) -> tuple[dict[int, Any], 
             if kind not in kinds or id(one) in seen:
                 continue
             seen[id(one)] = one
+            waiting.append(inside(one))
             small = small_of(kind)
-            if kind is list or kind is tuple:
-                waiting.append(one)
-            elif kind is dict:
-                waiting.append(list(one.values()))
-            elif small is not None and small.holds:
-                waiting.append(small.parts(one))
-            elif small is None and (parts := parts_of(one)) is not None:
-                waiting.append(list(parts[1].values()))
             if isinstance(one, np.ndarray):  # a masked one, or the like
                 found[id(one)] = one
-            elif kind is not tuple and (small is None or small.mutable) and not _is_constant(one):
+            elif kind is not tuple and (small is None or small.mutable) and not is_constant(one):
                 others[id(one)] = one
     return others, found
 
 
-def _is_constant(value: Any) -> bool:
+def inside(value: Any) -> list[Any] | tuple[Any, ...]:
+    """What a value holds directly: elements, the values of a dict, or parts. Raises the errors of `parts_of`."""
+    kind = type(value)
+    if kind is np.ndarray:
+        return []
+    if kind is list or kind is tuple:
+        return value  # type: ignore[no-any-return]
+    if kind is dict:
+        return list(value.values())
+    if (small := small_of(kind)) is not None:
+        return small.parts(value) if small.holds else []
+    parts = parts_of(value)
+    return [] if parts is None else list(parts[1].values())
+
+
+def is_constant(value: Any) -> bool:
     """Whether it is a scalar of numpy that can't be changed in place."""
     return isinstance(value, np.generic) and not (isinstance(value, np.void) and value.flags.writeable)
 
@@ -218,7 +228,7 @@ def _copied_parts(value: Any, around: dict[int, Any]) -> Any:
         return made(parts[0], inside)
     if isinstance(value, np.ndarray):
         return np.array(value, order=memory_order(value) or "C", subok=True)
-    if _is_constant(value):
+    if is_constant(value):
         return value
     try:  # a tensor, or what no store keeps
         return copy.deepcopy(value)

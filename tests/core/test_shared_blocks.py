@@ -306,6 +306,15 @@ class Image:
     def free(self) -> None:
         self.trace.fail(0, 0, 0)
 
+    def commit(self, store: pmstore.Store, a: np.ndarray, value: int, *, turns: int, but: int = 0) -> None:
+        """Commit this value, and leave no space; then so many turns for the thread. but: as for `full`."""
+        self.free()
+        a[:] = value
+        store.commit()
+        self.full(but=but)
+        for _ in range(turns):
+            store.stats()
+
 
 @pytest.mark.parametrize("how", ["close", "sync"])
 def test_commits_that_can_not_be_written_back_are_durable_all_the_same(tmp_path: Path, how: str) -> None:
@@ -343,12 +352,7 @@ def test_the_thread_comes_back_when_there_is_space_again(tmp_path: Path) -> None
         store = pmstore.open(path, durability="async")
         a = store.create_array("a", 700)
         for value in range(5):
-            image.free()
-            a[:] = value
-            store.commit()
-            image.full()
-            for _ in range(50):  # the thread's turn
-                store.stats()
+            image.commit(store, a, value, turns=50)
         assert store.stats().durable_sequence < store.sequence
         image.free()
         for _ in range(200):
@@ -365,12 +369,7 @@ def test_commits_become_durable_while_one_before_can_not_be_written_back(tmp_pat
         store = pmstore.open(path, durability="async")
         a = store.create_array("a", 700)
         for value in range(4):
-            image.free()
-            a[:] = value
-            store.commit()
-            image.full(but=value == 1)  # the durable marker of the first sync
-            for _ in range(300):  # the thread's turn
-                store.stats()
+            image.commit(store, a, value, turns=300, but=value == 1)  # the durable marker of the first sync
         image.free()
         store._drop(discard=True)
     syncs: list[int] = []

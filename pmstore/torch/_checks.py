@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+from pmstore.torch._extra import refuse_others
 from pmstore.torch._full import Names
 from pmstore.torch._layout import Layout, Setting, order_of, settings_of
 from pmstore.torch._memory import firsts
@@ -44,7 +45,8 @@ def inner(model: torch.nn.Module) -> torch.nn.Module:
     """The model itself, in DistributedDataParallel or torch.compile().
 
     Warns of ranks whose gradients torch adds in an order that a resume changes. Raises TypeError for what is no module,
-    or divided among the ranks, and ValueError for parameters or buffers without values.
+    or divided among the ranks, or has a state that no log keeps, and ValueError for parameters or buffers without
+    values.
     """
     if not isinstance(model, torch.nn.Module):
         raise TypeError(f"the model is to be a torch.nn.Module, not {type(model).__name__}")
@@ -62,6 +64,7 @@ def inner(model: torch.nn.Module) -> torch.nn.Module:
             raise ValueError(f"{name} has no shape yet: call the model once before the log is made")
         if one.is_meta:
             raise ValueError(f"{name} is on the meta device, and has no values: load the weights first")
+    refuse_others(model, "GradLog")
     return model
 
 

@@ -120,24 +120,6 @@ class ModuleTensors:
         self.key_of = {id(place.tensor): place.key for place in reversed(self._places)}
         self._where: list[Any] = []
         self._stored: dict[str, Array] = {}
-        self._refuse_others(module)
-
-    def _refuse_others(self, module: torch.nn.Module) -> None:
-        """Raise TypeError for what a module adds to its state_dict in a way of its own."""
-        usual = torch.nn.Module._save_to_state_dict
-        mine = self.memory().values()
-        for name, part in module.named_modules():
-            if type(part)._save_to_state_dict is usual:
-                continue
-            found: dict[str, Any] = {}
-            part._save_to_state_dict(found, f"{name}." if name else "", False)
-            for key, value in found.items():
-                renamed = isinstance(value, torch.Tensor) and value.untyped_storage().data_ptr() in mine
-                if key not in self.arrays and not renamed and not key.endswith("_extra_state"):
-                    raise TypeError(
-                        f"persist can't keep {key!r}, which {type(part).__qualname__}._save_to_state_dict adds: make "
-                        "it a buffer, or return it from get_extra_state"
-                    )
 
     # ---- to and from the store
 

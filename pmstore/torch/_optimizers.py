@@ -6,6 +6,7 @@ commit looks at what there is, and moves into the store what is not in it.
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import sys
 import threading
@@ -56,6 +57,7 @@ class OptimizerTensors:
                     f"persist can't keep a {kind.__module__}.{kind.__qualname__}: the state is that of another "
                     f"optimizer, its attribute {name!r}. Use an optimizer that has its state itself"
                 )
+        _refuse_others(optimizer)
         self.optimizer = optimizer
         self._key_of = key_of
         self._tensors = tensors
@@ -316,6 +318,19 @@ def _given(value: Any) -> Any:
 
 def _of(key: str | None) -> str:
     return "no more parameters" if key is None else repr(key)
+
+
+def _refuse_others(optimizer: torch.optim.Optimizer) -> None:
+    """Raise TypeError for what only an optimizer's ``state_dict()`` has, and would be lost."""
+    state: Any = {}
+    with contextlib.suppress(Exception):  # ZeroRedundancyOptimizer has none before its parts are brought together
+        state = optimizer.state_dict()
+    for key in state:
+        if key not in ("state", "param_groups"):
+            raise TypeError(
+                f"persist can't keep {key!r}, which the state_dict() of {type(optimizer).__qualname__} has beside the "
+                "state of its parameters: use an optimizer that has all of it in its attribute state"
+            )
 
 
 def _differs(text: str) -> FingerprintMismatchError:

@@ -14,7 +14,7 @@ from torch import nn
 
 import pmstore
 import pmstore.torch
-from pmstore.torch import persist
+from pmstore.torch import GradLog, persist
 from tests.torch.nets import Net, build, contents, step, trained
 
 Open = Callable[..., pmstore.Store]
@@ -323,19 +323,64 @@ class Counting(nn.Module):
         found[f"{prefix}calls"] = torch.tensor(self.calls)
 
 
+class Hooked(nn.Linear):
+    """A module with a hook that adds a number of its own."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.calls = 0
+        self._register_state_dict_hook(lambda self, found, prefix, _: found.update({f"{prefix}calls": self.calls}))
+
+
+class Overriding(nn.Linear):
+    """A module with a state_dict() of its own, as metrics have."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 4)
+        self.calls = 0
+
+    def state_dict(self, *args: Any, **options: Any) -> Any:
+        found = super().state_dict(*args, **options)
+        found[f"{options.get('prefix', '')}calls"] = torch.tensor(self.calls)
+        return found
+
+
 class Renaming(nn.Linear):
     def _save_to_state_dict(self, found: Any, prefix: str, keep: bool) -> None:
         super()._save_to_state_dict(found, prefix, keep)
         found[f"{prefix}kernel"] = found.pop(f"{prefix}weight")
 
 
-def test_what_a_module_adds_to_its_state_dict_itself(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", [Counting, Hooked, Overriding])
+def test_what_a_module_adds_to_its_state_dict_itself(kind: Any, tmp_path: Path) -> None:
+    net = nn.Sequential(kind())
     with pmstore.open(tmp_path / "a.pm") as store:
-        with pytest.raises(TypeError, match=r"'0\.calls', which Counting\._save_to_state_dict adds: make it a buffer"):
-            persist(nn.Sequential(Counting()), None, store)
+        with pytest.raises(TypeError, match=r"^persist can't keep '0\.calls', which state_dict\(\) has .* a buffer"):
+            persist(net, None, store)
+        with pytest.raises(TypeError, match=r"^GradLog can't keep '0\.calls', which state_dict\(\) has .* a buffer"):
+            GradLog(net, torch.optim.SGD(net.parameters()), store)
         assert len(store) == 0
+
+
+def test_a_module_that_renames_what_its_state_dict_has(tmp_path: Path) -> None:
+    with pmstore.open(tmp_path / "a.pm") as store:
         persist(nn.Sequential(Renaming(2, 2)), None, store)
         assert "module/0.weight" in store
+
+
+class Averaging(torch.optim.SGD):
+    """An optimizer with an average that only its state_dict() has."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "average": [torch.ones(2)]}
+
+
+def test_what_an_optimizer_adds_to_its_state_dict_itself(tmp_path: Path) -> None:
+    net = nn.Linear(2, 2)
+    with pmstore.open(tmp_path / "a.pm") as store:
+        with pytest.raises(TypeError, match=r"'average', which the state_dict\(\) of Averaging has .* attribute state"):
+            persist(net, Averaging(net.parameters(), 0.1), store)
+        assert len(store) == 0
 
 
 def test_torch_script(tmp_path: Path) -> None:

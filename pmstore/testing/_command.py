@@ -92,7 +92,7 @@ def add_parser(commands: Any, words: Sequence[str]) -> None:
         "--commit", type=int, metavar="N", help="crash when commit N was acknowledged, with nothing lost"
     )
     moment.add_argument("--events", action="store_true", help="list the moments between which the run can be crashed")
-    look.add_argument("--export", metavar="OUT", help="write the store there too, over a store if one is there")
+    look.add_argument("--export", metavar="OUT", help="write the store there too, over a store if one is there that no process writes")
 
 
 def _add(commands: Any, name: str, command: Callable[..., int], text: str, epilog: str) -> argparse.ArgumentParser:
@@ -455,15 +455,20 @@ def _open(chosen: argparse.Namespace) -> int:
 
 
 def _export(image: bytes, out: Path) -> None:
+    import pmstore
+    from pmstore._store.opening import locked
     from pmstore.testing._base.errors import CrashTestError
     from pmstore.testing._store.failure import replace
 
     try:
-        if out.exists():
-            with out.open("rb") as file:
-                head = file.read(4096 + 7) if out.is_file() else b""
-            if b"PMSTORE" not in (head[:7], head[4096:]):
-                raise CrashTestError(f"{out} is there already, and is no store: --export does not write over it")
-        replace(out, image)
+        if not out.exists():
+            return replace(out, image)
+        with out.open("rb") as file:
+            head = file.read(4096 + 7) if out.is_file() else b""
+        if b"PMSTORE" not in (head[:7], head[4096:]):
+            raise CrashTestError(f"{out} is there already, and is no store: --export does not write over it")
+        locked(os.fspath(out), lambda _: replace(out, image))
+    except pmstore.Error:
+        raise
     except OSError as error:
         raise CrashTestError(f"{out} can't be written: {error.strerror}") from error

@@ -445,6 +445,13 @@ def test_open_travels_in_time(failure: Path, capsys: pytest.CaptureFixture[str],
         assert dict(store) == {"a": 70, "b": 30}
     assert "  the store is at commit 1\n  a = 70\n" in crash(capsys, "open", "--commit", 1, failure)[1]
     assert f"written to {tmp_path / 'end.pm'}\n" in crash(capsys, "open", "--export", tmp_path / "end.pm", failure)[1]
+    with pmstore.open(tmp_path / "end.pm") as store:
+        status, _, err = crash(capsys, "open", "--export", tmp_path / "end.pm", failure)
+        assert status == 2
+        assert "has it open for writing. Close it there first" in err
+        store["more"] = 1
+    with pmstore.open(tmp_path / "end.pm", "r") as store:
+        assert store["more"] == 1
     status, _, err = crash(capsys, "open", "--export", "bank.py", failure)
     assert status == 2
     assert "bank.py is there already, and is no store" in err

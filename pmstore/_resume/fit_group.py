@@ -202,10 +202,10 @@ class FitGroup:
                 f"{self.name!r} in {self.store.path} is the group of the fits without a name. Choose another name."
             )
         if self.name in self.store:
+            way = f"store.group({self.name!r}).clear()" if len(self.group) else f"del store[{self.name!r}]"
             raise FingerprintMismatchError(
                 f"{self.name!r} in {self.store.path} holds something that is not the fit of an estimator, or that was "
-                f"changed since. Choose another name; or, if nothing else needs it, store.group({self.name!r}).clear() "
-                "deletes it."
+                f"changed since. Choose another name; or, if nothing else needs it, {way} deletes it."
             )
 
     def _refuse_to_be_inside(self) -> None:

@@ -9,7 +9,7 @@ import os
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, SupportsIndex
 
 from pmstore._core import Core
 from pmstore._errors import StaleSnapshotError
@@ -127,6 +127,8 @@ class Following(NameMapping):
         Raises ClosedStoreError; StaleSnapshotError if no process writes this store, and another has taken its place.
         """
         limit = seconds(timeout)
+        if after is not None and not isinstance(after, SupportsIndex):
+            raise TypeError(f"after is a sequence number, not {after!r}: wait(timeout={after!r}) waits for seconds")
         known = self.sequence if after is None else operator.index(after)
         waiter = self._waiting()  # another thread may close the store meanwhile
         begun = time.monotonic()

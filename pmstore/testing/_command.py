@@ -92,7 +92,7 @@ def add_parser(commands: Any, words: Sequence[str]) -> None:
         "--commit", type=int, metavar="N", help="crash when commit N was acknowledged, with nothing lost"
     )
     moment.add_argument("--events", action="store_true", help="list the moments between which the run can be crashed")
-    look.add_argument("--export", metavar="OUT", help="write the store there too, over a store if one is there that no process writes")
+    look.add_argument("--export", metavar="OUT", help="write the store there too, over one that no process writes")
 
 
 def _add(commands: Any, name: str, command: Callable[..., int], text: str, epilog: str) -> argparse.ArgumentParser:

@@ -97,6 +97,8 @@ def test_wait_where_nothing_can_come(writer: pmstore.Store, reader: pmstore.Stor
     for after in (2**63, 2**64, 10**30):
         assert reader.wait(after, timeout=0) == (writer.sequence, "timeout")
     assert reader.wait(-1, timeout=0) == (writer.sequence, "commit")
+    with pytest.raises(TypeError, match=r"after is a sequence number, not 0\.5: wait\(timeout=0\.5\) waits"):
+        reader.wait(0.5)  # type: ignore[arg-type]
     reader.close()
     for after in (None, 0, writer.sequence):
         with pytest.raises(pmstore.ClosedStoreError):

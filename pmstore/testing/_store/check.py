@@ -30,7 +30,8 @@ class Crash(NamedTuple):
     Attributes
     ----------
     acknowledged : int
-        The last commit that had returned. The store must be at this commit or a later one.
+        The last commit that had to survive. The store must be at this commit or a later one. It is the last one that
+        had returned; with ``durability="async"``, for a crash that loses something, the last one that was durable.
     started : int
         The last commit that had begun. The store can't be at a later one.
     sequence : int

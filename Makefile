@@ -115,7 +115,8 @@ test-golden: build
 test-frames: build
 	@set -e; $(call beside,build/frames,test-frames,)
 	@build/frames/bin/python -m pytest -q -rs -n $(JOBS) --dist worksteal tests/store/test_known_types.py \
-		tests/store/test_live_frames.py tests/store/test_tables.py tests/scale/test_shards.py tests/scale/test_results.py $(ARGS)
+		tests/store/test_live_frames.py tests/store/test_tables.py tests/scale/test_shards.py tests/scale/test_results.py \
+		tests/resume/test_frames_in_fits.py $(ARGS)
 
 # Beside what .venv has: torch, built for CPUs. TORCH=torch: with CUDA, for tests/torch/test_gpu.py.
 test-torch: build

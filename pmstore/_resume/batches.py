@@ -31,7 +31,7 @@ class Batch:
     def __init__(self, given: Any) -> None:
         self.positional: tuple[Any, ...] = (given,)
         self.named: dict[str, Any] = {}
-        if isinstance(given, dict):
+        if isinstance(given, dict) and not hasattr(given, "tocsr"):  # scipy's dok_matrix is a dict
             self.positional, self.named = (), given
         elif isinstance(given, tuple):
             if not 1 <= len(given) <= 3:

@@ -17,6 +17,7 @@ import sys
 import threading
 import types
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from numbers import Integral, Number
 from typing import Any
@@ -41,6 +42,9 @@ _OF_A_CALL = ("resumed_from_run_", "resumed_from_iter_", "history_", "_group_nam
 
 _LABELS = ("columns", "index", "name", "dtypes", "dims", "coords")
 """Attributes of data frames and the like that say what their elements mean."""
+
+_CATEGORIES = ("codes", "categories", "ordered")
+"""Those of categories, whose elements don't tell their order."""
 
 _NUMERICAL_PACKAGE = re.compile(r"[/\\](numpy|scipy)(\.libs)?[/\\]")
 
@@ -184,7 +188,7 @@ def describe(value: Any) -> Any:
     if isinstance(value, np.generic):
         return f"{value.dtype} {value.item()!r}"  # float32(0.1) is not the float 0.1
     if isinstance(value, str | float):
-        return "nan" if value != value else value  # "nan" equals itself
+        return "float nan" if value != value else value  # which equals itself
     if isinstance(value, bytes | complex | np.dtype):
         return f"{type(value).__name__} {value!r}"
     if isinstance(value, np.random.RandomState):
@@ -197,6 +201,8 @@ def describe(value: Any) -> Any:
         return [f"{value.dtype!r} array", list(value.shape), describe(value.ravel().tolist())]
     if isinstance(value, np.ndarray) and value.dtype != object:
         return f"{value.dtype} array {list(value.shape)} {hash_array(value)}"
+    if hasattr(value, "tocsr"):  # some of them are dicts
+        return [type(value).__name__, describe_data(value.tocsr())]
     if isinstance(value, NameMapping):
         return _describe_place(value)
     if isinstance(value, Mapping | list | tuple):
@@ -209,8 +215,6 @@ def describe(value: Any) -> Any:
         return f"{type(value).__name__} {value!r}"
     if callable(value):
         return _describe_callable(value)
-    if hasattr(value, "tocsr"):
-        return [type(value).__name__, describe_data(value.tocsr())]
     if isinstance(value, np.ndarray):  # an array of objects
         return _once(value, lambda: ["array", list(value.shape), describe(value.ravel().tolist())])
     if hasattr(value, "__array__"):
@@ -227,9 +231,11 @@ def describe(value: Any) -> Any:
 
 
 def _describe_items(value: Any) -> Any:
-    """The description of a mapping, a list or a tuple."""
+    """The description of a mapping, a list or a tuple. The order of a mapping does not count, but for OrderedDict."""
     if not isinstance(value, Mapping):
         return [describe(item) for item in value]
+    if isinstance(value, OrderedDict):
+        return ["OrderedDict", *([describe(key), describe(item)] for key, item in value.items())]
     if all(type(key) is str for key in value):
         return {key: describe(item) for key, item in value.items()}
     pairs = [[describe(key), describe(item)] for key, item in value.items()]
@@ -263,7 +269,8 @@ def _describe_frame(value: Any) -> Any:
         found = None
     if found is not None:
         return [found[0], _describe_surrounding(found[1])]  # its attributes may be anything
-    labels = {name: _describe_label(getattr(value, name, None)) for name in _LABELS}
+    names = (*_LABELS, *(name for name in _CATEGORIES if hasattr(value, name)))
+    labels = {name: _describe_label(getattr(value, name, None)) for name in names}
     elements = describe(np.asarray(value))
     return [_name_of(value), elements, labels] if any(labels.values()) else elements
 

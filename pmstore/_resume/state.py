@@ -122,12 +122,21 @@ class Field:
         if not isinstance(self.name, str):
             raise TypeError(f"the name of a field is a str, not {type(self.name).__name__}: {self.name!r:.80}")
         shape = axes_of(self.shape)
+        dtype = np.dtype(self.dtype)
         object.__setattr__(self, "shape", shape)
-        object.__setattr__(self, "dtype", np.dtype(self.dtype))
+        object.__setattr__(self, "dtype", dtype)
         if self.role not in ("result", "working", "best", "derived"):
             raise ValueError(f"the field {self.name!r} is a result, working, best or derived, not {self.role!r}")
         if self.role == "derived" and not shape:
             raise ValueError(f"the derived field {self.name!r} needs axes: without any, it is an attribute of yours")
+        if dtype.subdtype is not None:
+            inner, axes = dtype.subdtype
+            raise ValueError(f"the axes {axes} of the dtype of {self.name!r} belong into its shape, with dtype={inner}")
+        if not isinstance(self.generator, np.random.RandomState | np.random.Generator | None):
+            raise TypeError(
+                f"the generator of {self.name!r} is a RandomState or a Generator of numpy, no "
+                f"{type(self.generator).__name__}: np.random.default_rng(seed) makes one"
+            )
         if isinstance(self.generator, np.random.RandomState):
             check_random_state_kind(self.generator)
 
@@ -280,7 +289,7 @@ class State:
         roots = {id(root): root for root in map(root_of, arrays.values())}
         is_own = all(root.flags.owndata for root in roots.values())
         # The best run's arrays are not among those below. To read them would make commits scan them.
-        if not all(map(is_solid, arrays.values())) or (self._group is not None and not is_own):
+        if not is_own or not all(map(is_solid, arrays.values())):
             return True
         live = [*self._arrays.values()]
         for key, one in self._values.items():
@@ -288,8 +297,7 @@ class State:
                 changeable, inside = changeable_inside(one, arrays=bool(arrays))
                 if not others.keys().isdisjoint(changeable) or any(root in inside for root in roots):
                     return True
-                # Two arrays with memory of their own share none.
-                live += (array for array in inside.values() if not is_own or array.base is not None)
+                live += (array for array in inside.values() if array.base is not None)  # others share no memory
         return any(np.may_share_memory(array, one) for array in arrays.values() for one in live)
 
     def __getattr__(self, name: str) -> Any:

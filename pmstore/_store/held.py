@@ -246,8 +246,9 @@ class FileLock(Held):
                 fcntl.fcntl(self._lock_fd, fcntl.F_OFD_SETLK, flock(kind, _LEASE_BYTE))
 
     def label(self) -> None:
-        """Tell others the process id again."""
-        _label(self._lock_fd, self.writing)
+        """Tell others the process id again, unless the lock was given back."""
+        if self._is_noted():
+            _label(self._lock_fd, self.writing)
 
     def forget(self) -> None:
         """A forked process calls this: the lock is the parent's."""
@@ -259,6 +260,11 @@ class FileLock(Held):
 
 
 _registry: dict[tuple[int, int], list[FileLock]] = {}  # by device and inode
+
+
+def _noted() -> list[FileLock]:
+    """All locks of this process. A garbage collection may close a store while they are looked through."""
+    return [held for locks in tuple(_registry.values()) for held in tuple(locks)]
 
 
 class OpenedHere(Exception):
@@ -373,9 +379,8 @@ def _close(fd: int) -> None:
 def tell_pid() -> None:
     """Take the POSIX locks of this process again: closing any descriptor of a file drops those on it."""
     with registry_lock:
-        for locks in _registry.values():
-            for held in locks:
-                held.label()
+        for held in _noted():
+            held.label()
 
 
 def inode_of(status: os.stat_result) -> tuple[int, int]:
@@ -455,9 +460,8 @@ def refuse_if_noted(inode: tuple[int, int], path: str, writing: bool, joins: boo
 def _after_fork() -> None:
     global _changed
     _changed = threading.Condition(registry_lock)  # threads of the parent may wait for the old one
-    for locks in _registry.values():
-        for held in locks:
-            held.forget()
+    for held in _noted():
+        held.forget()
     _registry.clear()
     registry_lock.release()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from pmstore._values.array import Array, address_of, is_solid
+from pmstore._values.array import Array, address_of, is_solid, root_of
 from pmstore._values.generators import parts_of_generator
 from pmstore._values.registry import Parts, registered
 from pmstore._values.tensors import array_of_tensor, is_tensor
@@ -19,8 +19,9 @@ __all__ = ["sharing"]
 
 
 def sharing(values: Mapping[str, Any], beside: Iterable[Any]) -> set[str]:
-    """The names of values that would change with something else, or that a store would give back in another memory
-    order. `values.copied` gives a copy that does neither. Raises the errors of `parts_of`.
+    """The names of values that would change with something else, or that a store would give back in memory of another
+    kind: in another order, or in arrays of their own where they are parts of a larger one, as the columns of a frame,
+    whose sums depend on that. `values.copied` gives what a store would. Raises the errors of `parts_of`.
 
     beside: arrays and generators that no value is to share.
     """
@@ -61,11 +62,12 @@ class _Memory:
         return shares or _any_changes(again)
 
     def _note(self, name: str, one: Any) -> bool:
-        """Note the memory of an object. Returns whether it is that of another one, or has gaps."""
+        """Note the memory of an object. Returns whether it is that of another one, or has gaps, or is not its own."""
         if isinstance(one, np.ndarray):
             self._arrays.append((name, one))
             self._views |= bool(name) and one.base is not None
-            return not is_solid(one)
+            root = root_of(one)
+            return not is_solid(one) or not root.flags.owndata or root.nbytes != one.nbytes
         if isinstance(one, np.void):  # it may be an element of an array
             return one.base is not None
         if isinstance(one, np.random.Generator | np.random.RandomState):

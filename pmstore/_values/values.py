@@ -464,4 +464,7 @@ def _array(descriptor: Any, shape: Any, order: Any, contents: Any) -> Any:
         or math.prod(shape) * dtype.itemsize != len(contents)
     ):
         raise CorruptStoreError("a damaged value: an array breaks the format")
-    return np.ndarray(tuple(shape), dtype, buffer=bytearray(contents), order=order)
+    array = np.empty(tuple(shape), dtype, order)  # which owns its memory, as that of a fit that nothing has stopped
+    if contents:
+        array.reshape(-1, order="A").view(np.uint8)[...] = np.frombuffer(contents, np.uint8)
+    return array

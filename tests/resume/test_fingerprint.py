@@ -9,6 +9,7 @@ import operator
 import re
 import threading
 import warnings
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -201,6 +202,10 @@ def test_equal_numbers_of_other_types_are_other_fits(one: Any, other: Any) -> No
         ([1, 2], [2, 1]),
         ({"a": 1}, {"a": 2}),
         ({1: 2}, {"1": 2}),
+        (float("nan"), "nan"),
+        (np.array(["nan", 1], object), np.array([np.nan, 1], object)),
+        (OrderedDict(a=1, b=2), OrderedDict(b=2, a=1)),
+        (OrderedDict(a=1), {"a": 1}),
         ({1: 2, "1": 3}, {1: 4, "1": 3}),
     ],
 )
@@ -365,6 +370,14 @@ def test_what_refers_to_itself() -> None:
     described = [digest(describe_parameters({"x": one})) for one in cycles()]
     assert described == [digest(describe_parameters({"x": one})) for one in cycles()]
     assert len(set(described)) == len(described)
+
+
+@pytest.mark.parametrize("kind", ["dok_array", "dok_matrix", "coo_array", "lil_matrix"])
+def test_sparse_matrices_count_with_their_shape(kind: str) -> None:
+    sparse = pytest.importorskip("scipy.sparse")
+    first, same, other = (getattr(sparse, kind)(sparse.coo_matrix(([1.0], ([0], [1])), (n, 3))) for n in (4, 4, 9))
+    first, same, other = (describe_parameters({"p": one}) for one in (first, same, other))
+    assert is_same(first, same) and not is_same(first, other)
 
 
 @pytest.mark.parametrize("attribute", [lambda frame: frame, lambda _: object(), lambda _: threading.Lock()])

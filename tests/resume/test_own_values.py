@@ -400,3 +400,10 @@ def test_a_fit_that_fails_leaves_its_generator_as_it_was(tmp_path: Path) -> None
     fit.where = "nowhere"
     assert fit.run(tmp_path / "values.pm", "fit").total == whole
     assert fit.resumed_from_iter_ == 1
+
+
+def test_fields_of_a_wrong_kind() -> None:
+    with pytest.raises(ValueError, match=r"axes \(3,\) of the dtype of 'x' belong into its shape, with dtype=float64"):
+        pmstore.Field("x", (2,), "(3,)f8")
+    with pytest.raises(TypeError, match=r"the generator of 'g' is .* of numpy, no int: np\.random\.default_rng"):
+        pmstore.Field("g", generator=3)  # type: ignore[arg-type]

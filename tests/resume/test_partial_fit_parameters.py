@@ -219,3 +219,17 @@ def test_birch_fits_its_parameter_anew_after_each_batch(path: Path) -> None:
         whole = learned(path)
     for model in map(learned, copies):
         assert_same(model.predict(X), whole.predict(X))
+
+
+@pytest.mark.parametrize("kind", [sparse.dok_array, sparse.dok_matrix])
+@pytest.mark.parametrize("around", [lambda X: X, lambda X: (X,), lambda X: {"X": X}])
+def test_batches_that_are_dicts_of_elements(kind: Any, around: Callable[[Any], Any], path: Path) -> None:
+    """The elements of these matrices are those of a dict, which lacks the shape."""
+
+    def learned(store: Any, rows: int) -> Any:
+        X = kind(sparse.coo_matrix(([1.0, 2.0], ([0, 1], [0, 1])), (rows, 3)))
+        return pmstore.partial_fit(StandardScaler(with_mean=False), [around(X)], store=store, name="scaler")
+
+    assert learned(path, 4).n_samples_seen_ == learned(path, 4).n_samples_seen_ == 4
+    with pytest.raises(pmstore.FingerprintMismatchError):
+        learned(path, 40)

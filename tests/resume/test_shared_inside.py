@@ -121,7 +121,33 @@ def parts_in_two_places(state: Any) -> None:
     state.v[0]["l"].append(1)
 
 
-CHANGES = [a_generator_of_another_field, two_generators_over_one, an_element_beside_its_array, parts_in_two_places]
+def moved_to_another_field(state: Any) -> None:
+    if state.v is None:
+        state.v = [np.full(3, float(n)) for n in range(6)]
+    state.w = one = state.v.pop()
+    one += 100
+    state.x += state.w
+
+
+def memory_of_bytes(state: Any) -> None:
+    if state.v is None:
+        state.v = []
+    else:
+        state.w = one = state.v.pop()
+        one += 100
+        state.x += state.w
+    state.v.append(np.frombuffer(bytearray(24)))
+
+
+def a_part_of_a_larger_array(state: Any) -> None:
+    if state.v is None:
+        state.v = [np.arange(12.0)[3:6]]
+    state.v.append(getattr(state.v[0].base, "nbytes", 24))
+    state.v[0] = np.concatenate([state.v[0], [0]])[:3]
+
+
+CHANGES = [moved_to_another_field, memory_of_bytes, a_part_of_a_larger_array]
+CHANGES += [a_generator_of_another_field, two_generators_over_one, an_element_beside_its_array, parts_in_two_places]
 CHANGES += [same_array, a_view_beside_its_array, rows_of_one_list, a_dict_in_two_tuples, put_in_place]
 CHANGES += [an_array_of_another_field, a_list_of_another_value, axes_in_another_order]
 

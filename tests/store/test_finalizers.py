@@ -295,3 +295,26 @@ def handled_in_the_middle(store: pmstore.Store) -> None:
         assert len(errors) == 1 and not store._has_pending()  # no thread has a transaction
     finally:
         signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_collection_may_close_a_store_while_others_are_told_of_the_process(
+    store: pmstore.Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from pmstore._store import held
+
+    others = [pmstore.open(tmp_path / f"{n}.pm") for n in range(3)]
+    cycle: list[Any] = [others.pop(1)]
+    cycle.append(cycle)
+    del cycle
+    real, told = held._label, []
+
+    def label(*about: Any) -> None:
+        told.append(about)
+        gc.collect()
+        real(*about)
+
+    monkeypatch.setattr(held, "_label", label)
+    held.tell_pid()  # as whatever closes a descriptor of a store's file does
+    assert len({fd for fd, _ in told}) == 1 + len(others)
+    for name in ("0.pm", "1.pm", "2.pm"):
+        pmstore.open(tmp_path / name).close()

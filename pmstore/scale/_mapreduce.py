@@ -334,7 +334,7 @@ class MapReduce(Resumable):
         state, asking, log = self.state, self._pmstore_asking, self._pmstore_log
         if log is None:
             shared = self.shared()
-            total = asking.epoch(shared, state.attempt, state.epoch, self.combine)
+            total = asking.epoch(shared, state.attempt, state.epoch, self._combined)
         else:
             marks = Marks(self._pmstore_began, *self._pmstore_commits)
             self._cut(log, marks)
@@ -394,7 +394,13 @@ class MapReduce(Resumable):
     def _combine_with_hashes(self, left: Result, right: Result) -> Result:
         """The combination of contributions, and the hashes of the local states in the order of the shards."""
         (ours, left), (theirs, right) = _apart(left), _apart(right)
-        return {**self.combine(left, right), HASH: np.concatenate([ours, theirs])}
+        return {**self._combined(left, right), HASH: np.concatenate([ours, theirs])}
+
+    def _combined(self, left: Result, right: Result) -> Result:
+        result = self.combine(left, right)
+        if not isinstance(result, Mapping):
+            raise TypeError(f"combine() returns a dict of arrays by name, not {result!r:.200}")
+        return result
 
     @property
     def _has_local_state(self) -> bool:

@@ -12,6 +12,7 @@ import json
 import os
 import pickle
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -39,8 +40,14 @@ MOST = 64  # the same, for a process whose maps are so short that it adds result
 DEATHS = 5  # processes of a place that end, one after the other, before they can take a question
 STUCK = 10.0  # seconds of sleep after which the only process that could answer is replaced
 
-# Python -c looks for modules in the working directory first, until the path is set.
-_BOOT = "import sys; sys.path[:] = sys.argv[2:]; from pmstore.scale._worker import main; main()"
+# Python -c looks for modules in the working directory first, until the path is set. A worker may be stopped in its
+# imports, which take long, while the program is killed.
+_PR_SET_PDEATHSIG = 1
+_BOOT = (
+    "import sys; sys.path[:] = sys.argv[2:]; "
+    f"import ctypes; ctypes.CDLL(None).prctl({_PR_SET_PDEATHSIG}, {int(signal.SIGKILL)}); "
+    "from pmstore.scale._worker import main; main()"
+)
 
 _Asked = tuple[Question, tuple[int, bytes], tuple[int, bytes]]
 """A question, with the numbers and pickles of its function and of its state."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import json
 import mmap
 import os
@@ -25,8 +24,6 @@ from pmstore.scale._memory import SHARE, available
 from pmstore.scale._messages import Failure, Reply, in_words
 from pmstore.scale._shards import Shard
 
-_PR_SET_PDEATHSIG = 1
-
 HOLD = 0.005
 """Seconds that a result waits for its neighbours at most. A message of its own takes a twentieth of that.
 
@@ -37,7 +34,6 @@ along."""
 def main() -> None:
     """Serve the coordinator that the command line tells of."""
     told = json.loads(sys.argv[1])
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != told["parent"]:
         return  # it ended before that
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the coordinator gets it, too, and ends its workers

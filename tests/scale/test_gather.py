@@ -104,6 +104,15 @@ def test_combine_can_be_replaced() -> None:
     np.testing.assert_array_equal(state.centers, np.concatenate([part[-2:] for part in several(3)])[:3])
 
 
+def test_a_combine_that_returns_nothing_is_named() -> None:
+    class Forgets(Walk):
+        def combine(self, left: Any, right: Any) -> Any:
+            left.update(right)
+
+    with pytest.raises(TypeError, match=r"combine\(\) returns a dict of arrays by name, not None"):
+        Forgets(several(3)).run(engine=Serial())
+
+
 def test_combine_can_be_an_attribute() -> None:
     """The attribute is one of the object, not of its class."""
 

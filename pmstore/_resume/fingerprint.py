@@ -201,10 +201,10 @@ def describe(value: Any) -> Any:
         return [f"{value.dtype!r} array", list(value.shape), describe(value.ravel().tolist())]
     if isinstance(value, np.ndarray) and value.dtype != object:
         return f"{value.dtype} array {list(value.shape)} {hash_array(value)}"
-    if hasattr(value, "tocsr"):  # some of them are dicts
-        return [type(value).__name__, describe_data(value.tocsr())]
     if isinstance(value, NameMapping):
         return _describe_place(value)
+    if hasattr(value, "tocsr") and not isinstance(value, type):  # some of them are dicts
+        return [type(value).__name__, describe_data(value.tocsr())]
     if isinstance(value, Mapping | list | tuple):
         return _once(value, lambda: _describe_items(value))
     if isinstance(value, set | frozenset):

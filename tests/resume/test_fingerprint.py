@@ -378,6 +378,7 @@ def test_sparse_matrices_count_with_their_shape(kind: str) -> None:
     first, same, other = (getattr(sparse, kind)(sparse.coo_matrix(([1.0], ([0], [1])), (n, 3))) for n in (4, 4, 9))
     first, same, other = (describe_parameters({"p": one}) for one in (first, same, other))
     assert is_same(first, same) and not is_same(first, other)
+    assert describe_parameters({"p": getattr(sparse, kind)})["parameter p"][0].endswith(kind)  # the class itself
 
 
 @pytest.mark.parametrize("attribute", [lambda frame: frame, lambda _: object(), lambda _: threading.Lock()])

@@ -188,7 +188,7 @@ def describe(value: Any) -> Any:
     if isinstance(value, np.generic):
         return f"{value.dtype} {value.item()!r}"  # float32(0.1) is not the float 0.1
     if isinstance(value, str | float):
-        return "float nan" if value != value else value  # which equals itself
+        return "nan" if value != value else "str nan" if value == "nan" else value  # "nan" equals itself
     if isinstance(value, bytes | complex | np.dtype):
         return f"{type(value).__name__} {value!r}"
     if isinstance(value, np.random.RandomState):
@@ -269,8 +269,9 @@ def _describe_frame(value: Any) -> Any:
         found = None
     if found is not None:
         return [found[0], _describe_surrounding(found[1])]  # its attributes may be anything
-    names = (*_LABELS, *(name for name in _CATEGORIES if hasattr(value, name)))
-    labels = {name: _describe_label(getattr(value, name, None)) for name in names}
+    labels = {name: _describe_label(getattr(value, name, None)) for name in _LABELS}
+    if all(hasattr(value, name) for name in _CATEGORIES):
+        labels |= {name: describe(np.asarray(getattr(value, name))) for name in _CATEGORIES}
     elements = describe(np.asarray(value))
     return [_name_of(value), elements, labels] if any(labels.values()) else elements
 

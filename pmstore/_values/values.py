@@ -464,7 +464,8 @@ def _array(descriptor: Any, shape: Any, order: Any, contents: Any) -> Any:
         or math.prod(shape) * dtype.itemsize != len(contents)
     ):
         raise CorruptStoreError("a damaged value: an array breaks the format")
-    array = np.empty(tuple(shape), dtype, order)  # which owns its memory, as that of a fit that nothing has stopped
+    # It owns its memory, as an array of a fit that nothing has stopped. np.empty would make S1 of S0.
+    array: Any = np.ndarray(tuple(shape), dtype, order=order)
     if contents:
         array.reshape(-1, order="A").view(np.uint8)[...] = np.frombuffer(contents, np.uint8)
     return array

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping
 from itertools import chain
 from typing import Any
 
@@ -40,16 +42,37 @@ def refuse_others(module: torch.nn.Module, reader: str) -> None:
     reader: the name of what does not keep it.
     """
     tensors = dict(chain(module.named_parameters(remove_duplicate=False), module.named_buffers(remove_duplicate=False)))
-    memory = {address for one in tensors.values() if (address := _address(one))}
-    for key, value in module.state_dict().items():
-        if key not in tensors and _address(value) not in memory and key.rpartition(".")[2] != "_extra_state":
+    memory = {_address(one) for one in tensors.values()} - {None}
+    has_extra = bool(extra_states(module))
+    state: Any = None
+    with contextlib.suppress(Exception):  # it may want another rank, or the end of the training
+        state = module.state_dict()
+    for key, value in _entries(state):
+        if key not in tensors and not (has_extra and _is_extra(key)) and _address(value) not in memory:
             raise TypeError(
                 f"{reader} can't keep {key!r}, which state_dict() has and which is no parameter or buffer: make it a "
                 "buffer, or return it from get_extra_state"
             )
 
 
-def _address(value: Any) -> int:
-    """The address of the memory of a tensor; 0 for what has none, such as a sparse tensor."""
-    is_plain = isinstance(value, torch.Tensor) and value.layout is torch.strided
-    return value.untyped_storage().data_ptr() if is_plain else 0
+def _is_extra(key: Any) -> bool:
+    return str(key).rpartition(".")[2] == "_extra_state"
+
+
+def _entries(state: Any) -> Iterator[tuple[str, Any]]:
+    """What a state_dict has, and dicts in it, without tensors that have no elements."""
+    for key, value in state.items() if isinstance(state, Mapping) else ():
+        if isinstance(value, Mapping) and not _is_extra(key):
+            yield from _entries(value)
+        elif not isinstance(value, torch.Tensor) or value.numel():
+            yield key, value
+
+
+def _address(value: Any) -> int | None:
+    """The address of the memory of a tensor; None for what has none, such as a sparse tensor or a number."""
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided:
+        return None
+    try:
+        return value.untyped_storage().data_ptr() or None
+    except RuntimeError:  # a tensor that consists of others
+        return None

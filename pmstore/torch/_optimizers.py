@@ -325,7 +325,7 @@ def _refuse_others(optimizer: torch.optim.Optimizer) -> None:
     state: Any = {}
     with contextlib.suppress(Exception):  # ZeroRedundancyOptimizer has none before its parts are brought together
         state = optimizer.state_dict()
-    for key in state:
+    for key in state or ():
         if key not in ("state", "param_groups"):
             raise TypeError(
                 f"persist can't keep {key!r}, which the state_dict() of {type(optimizer).__qualname__} has beside the "

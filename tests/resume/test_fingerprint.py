@@ -203,6 +203,7 @@ def test_equal_numbers_of_other_types_are_other_fits(one: Any, other: Any) -> No
         ({"a": 1}, {"a": 2}),
         ({1: 2}, {"1": 2}),
         (float("nan"), "nan"),
+        ("nan", "NaN"),
         (np.array(["nan", 1], object), np.array([np.nan, 1], object)),
         (OrderedDict(a=1, b=2), OrderedDict(b=2, a=1)),
         (OrderedDict(a=1), {"a": 1}),

@@ -105,6 +105,13 @@ def test_a_resumed_frame_computes_the_same_bits(make: Callable[[], Frames], path
         assert make().run(copy, "fit").seen == wanted
 
 
+def test_a_multi_index_counts_by_its_elements() -> None:
+    pandas = pytest.importorskip("pandas")
+    first = pandas.MultiIndex.from_tuples([(1, "a"), (2, "b")])
+    other = pandas.MultiIndex([[2, 1], ["b", "a"]], [[1, 0], [1, 0]])
+    assert describe_parameters({"p": first}) == describe_parameters({"p": other})
+
+
 def test_categories_count_with_their_order() -> None:
     pandas = pytest.importorskip("pandas")
     for kind in (pandas.Categorical, pandas.CategoricalIndex):

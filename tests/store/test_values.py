@@ -95,6 +95,16 @@ def test_nested_arrays(store):
     assert out["x"][1].flags.f_contiguous
     out["x"][0][0, 0] = 7  # a plain copy
     assert store["v"]["x"][0][0, 0] == 0
+    assert all(array.flags.owndata for array in out["x"])
+
+
+@pytest.mark.parametrize("dtype", ["S0", "U0", "V0"])
+def test_nested_arrays_of_elements_without_bytes(store, dtype):
+    """numpy makes no such array of a text by itself, but gives them as fields of records."""
+    fields = np.zeros(3, [("nothing", dtype), ("n", "i4")])["nothing"]
+    for array in (fields, np.ndarray((1 << 40,), dtype, buffer=b"")):
+        store["v"] = [array]
+        assert (store["v"][0].dtype, store["v"][0].shape) == (array.dtype, array.shape)
 
 
 class Colour(enum.IntEnum):

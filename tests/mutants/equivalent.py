@@ -33,6 +33,11 @@ ELSEWHERE = {
 
 EQUIVALENT = [
     Equivalent(
+        "csrc/base/thread.c",
+        "pthread_condattr_destroy(&clock);",
+        "In glibc and musl the attributes of a condition hold nothing, and this does nothing.",
+    ),
+    Equivalent(
         "csrc/dirty/page_set.c",
         "for (; page < end && page % 64; page++) count += pm_page_set_has(set, page);",
         "The number only decides whether two threads compare an extent.",

@@ -6,6 +6,12 @@ from tests.mutants.equivalent import Equivalent
 
 OF_COMMIT = [
     Equivalent(
+        "csrc/log/writer.c",
+        "pm_writer_begin(writer, 0, UINT64_MAX, 0, PM_BODY_WHOLE);",
+        "A writer that only counts neither hashes nor writes, which is all that its place is for.",
+        "(0 + 1), UINT64_MAX",
+    ),
+    Equivalent(
         "csrc/recovery/recovery.c",
         "pages->cut[page] = (uint16_t)(item.length - at < PM_PAGE ? item.length - at : 0);",
         "A whole page is written like one that is cut: through a copy of all its bytes.",

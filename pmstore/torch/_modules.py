@@ -19,6 +19,7 @@ from pmstore._interrupts import later
 from pmstore._store.mapping import NameMapping
 from pmstore._values.array import Array, address_of
 from pmstore._values.tensors import array_of_tensor
+from pmstore.torch._extra import refuse_others
 from pmstore.torch._memory import firsts
 from pmstore.torch._tensors import tensor_of
 
@@ -120,6 +121,7 @@ class ModuleTensors:
         self.key_of = {id(place.tensor): place.key for place in reversed(self._places)}
         self._where: list[Any] = []
         self._stored: dict[str, Array] = {}
+        refuse_others(module, "persist")
 
     # ---- to and from the store
 

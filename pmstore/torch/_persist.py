@@ -44,7 +44,7 @@ from pmstore._store.mapping import Group, NameMapping
 from pmstore._store.store import Store
 from pmstore._values.values import encode
 from pmstore.torch._checks import is_divided
-from pmstore.torch._extra import extra_states, refuse_others
+from pmstore.torch._extra import extra_states
 from pmstore.torch._modules import ANOTHER, ModuleTensors
 from pmstore.torch._optimizers import OptimizerTensors, given_state, stored_state
 from pmstore.torch._processes import members
@@ -411,7 +411,6 @@ def _persist(
             f"{error}. module.load_state_dict(pmstore.torch.state_dict(store.group('module'))) copies a stored module"
         ) from error
     made = Persisted(module, optimizer, store, also)
-    refuse_others(module, "persist")
     others = made._before()
     made._refuse_shared(others)
     for other in others:  # what its optimizer created since the last commit belongs to the stored values
@@ -462,7 +461,6 @@ def _on_ranks(
         mine = mine._replace(is_divided=is_divided(module), form=_form(module, optimizer, objects))
         if not mine.is_divided:
             ModuleTensors(module)  # which refuses what no store can have
-            refuse_others(module, "persist")
     except BaseException as error:
         failure = error
         mine = mine._replace(error=f"{type(error).__name__}: {error}")

@@ -166,6 +166,9 @@ def _upper_layer(found: dict[str, str | None]) -> str | None:
 def _directory(directory: str) -> dict[str, Any]:
     path = os.path.abspath(os.path.expanduser(directory))
     found: dict[str, Any] = {"path": path, "error": None, "medium": None, "domain": None, "tracker": None}
+    if not os.path.isdir(path):
+        found["error"] = "it is a file, not a directory" if os.path.exists(path) else "there is no such directory"
+        return found
     try:
         found |= _file_system(path)
         found["free"] = shutil.disk_usage(path).free
@@ -241,8 +244,9 @@ def lines(found: dict[str, Any]) -> list[str]:
         f"{size_text(machine['memory'])}, {machine['libc']}",
         f"instructions: {', '.join(machine['instructions']) or 'none that pmstore looks for'}",
         *(f"{name}={value}" for name, value in found["variables"].items()),
-        f"{place['path']}: {place.get('type', 'unknown')} ({place.get('options', '')}){upper}{free}",
     ]
+    if "type" in place:
+        told.append(f"{place['path']}: {place['type']} ({place['options']}){upper}{free}")
     if not place["error"]:
         told.append(
             f"  a store was made here, opened again and checked: medium {place['medium']}, domain {place['domain']}, "

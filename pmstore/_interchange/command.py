@@ -150,7 +150,9 @@ def _renamed(texts: list[str], failure: Failure) -> dict[str, str]:
     """The new name of each name in options."""
     names: dict[str, str] = {}
     for text in texts:
-        old, _, new = text.partition("=")
+        old, equals, new = text.partition("=")
+        if not old or (equals and not new):
+            raise failure(f"--name takes NAME or NAME=NEW, not {text!r}")
         new = new or old
         if names.setdefault(old, new) != new:
             raise failure(f"--name gives {old!r} two names, {names[old]!r} and {new!r}")

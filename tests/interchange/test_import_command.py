@@ -119,3 +119,11 @@ def test_the_command_gives_each_name_once(tmp_path: Path, capsys: pytest.Capture
     assert _cli.main([*words, "y=w"]) == 2
     assert capsys.readouterr().err.endswith("--name gives 'y' two names, 'z' and 'w'\n")
     assert not (tmp_path / "run.pm").exists() and _cli.main([*words, "y=z"]) == 0
+
+
+@pytest.mark.parametrize("name", ["y=", "=z", "="])
+def test_a_name_of_the_command_that_is_empty(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.savez(tmp_path / "x.npz", y=np.arange(3))
+    assert _cli.main(["import", str(tmp_path / "x.npz"), str(tmp_path / "run.pm"), "--name", name]) == 2
+    assert capsys.readouterr().err.endswith(f"--name takes NAME or NAME=NEW, not {name!r}\n")
+    assert not (tmp_path / "run.pm").exists()

@@ -44,12 +44,15 @@ def test_in_words(medium: Medium, capsys: pytest.CaptureFixture[str], monkeypatc
     assert "PMSTORE_TRACKER=compare" in said and "- a commit survives" in said
 
 
-@pytest.mark.parametrize("path", ["missing", "file"])
-def test_a_directory_that_does_not(path: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    ("path", "why"), [("missing", "there is no such directory"), ("file", "it is a file, not a directory")]
+)
+def test_a_directory_that_does_not(path: str, why: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("x")
     assert main(["doctor", str(tmp_path / path)]) == 2
     said = capsys.readouterr().out
-    assert f"- no store can be made in {tmp_path / path}: " in said
+    assert f"- no store can be made in {tmp_path / path}: {why}\n" in said
+    assert "unknown" not in said
     assert f"pmstore {pmstore.__version__}" in said
 
 

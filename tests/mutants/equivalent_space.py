@@ -7,6 +7,18 @@ from tests.mutants.equivalent import Equivalent
 OF_SPACE = [
     Equivalent(
         "csrc/space/catalog.c",
+        "for (size_t bytes = leaf_bytes; depth >= 0 && pm_node_room(path->nodes[depth]) < bytes + 2;",
+        "Cells are multiples of 8 bytes and slots have two: room and bytes are even.",
+        "(2 - 1)",
+    ),
+    Equivalent(
+        "csrc/space/region_map.c",
+        "if (!getrlimit(RLIMIT_AS, &limit) && limit.rlim_cur != RLIM_INFINITY && kept > limit.rlim_cur / 16)",
+        "If both are the same, they are more than KEPT_LIMITED, and the branch gives kept what it has.",
+        "kept >= limit.rlim_cur / 16",
+    ),
+    Equivalent(
+        "csrc/space/catalog.c",
         "if (larger < best) best = larger, cut = i + 1;",
         "Of two cuts that are as good, the later one is taken.",
         "larger <= best",

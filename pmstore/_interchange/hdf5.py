@@ -17,6 +17,17 @@ import numpy as np
 from pmstore._errors import InterchangeError
 from pmstore._interchange.forms import ATTRIBUTES, HINTS, VALUES, Hints, MaxShape, in_json, json_of
 from pmstore._interchange.found import Found, Stored, Unsupported, damage, require
+from pmstore._interchange.scales import (
+    NUMBERED,
+    OF_NETCDF,
+    SCALES,
+    Netcdf,
+    address,
+    has_length_only,
+    is_scale,
+    last_part,
+    shown,
+)
 from pmstore._interchange.source import PIECE, Described, Format, Place, Source, chunk_of, elsewhere, places
 from pmstore._interchange.text import as_text
 from pmstore._interrupts import later
@@ -29,9 +40,7 @@ _INT64 = range(-(1 << 63), 1 << 63)
 _SCALARS = "biufc"
 _CHUNK, _LEAST_CHUNK = 1 << 20, 4096  # bytes of a chunk, at most (HDF5 caches no larger ones) and at least, about
 _OF_SCALES = {"CLASS", "NAME"}  # attributes of a dataset that is a scale of others, and
-_SCALES = "DIMENSION_LIST"  # those by which both refer to each other
-_REFERENCES = {_SCALES, "REFERENCE_LIST"}
-_ONLY_LENGTH = "This is a netCDF dimension but not a netCDF variable"  # how the NAME of such a scale begins
+_REFERENCES = {SCALES, "REFERENCE_LIST"}  # those by which both refer to each other
 # Names of axes. HDF5's functions for them (`Dataset.dims` of h5py) take any attribute of this name for pointers to
 # text, which they follow and free. So it is read like other attributes, and a user's own attribute of this name is
 # written to ATTRIBUTES.
@@ -48,8 +57,6 @@ _FILLS = {  # netCDF's fill values, by kind and size
     "f4": 15.0 * 2.0**119,
     "f8": 15.0 * 2.0**119,
 }
-# Attributes of a file of netCDF-4, at least one of them. Its library hides them, and writes its own into another file.
-_OF_NETCDF = {"_NCProperties", "_nc3_strict"}
 
 
 class Hdf5(Format):
@@ -84,12 +91,17 @@ class Hdf5(Format):
                 except BlockingIOError:
                     text = "another process has it open for writing: import it when that has closed it, or a copy"
                     raise InterchangeError(f"{path!r} can't be read: {text}") from None
-                found = _Found(is_netcdf=not _OF_NETCDF.isdisjoint(file.attrs))
+                except OSError:
+                    if _is_netcdf_3(path):
+                        text = "it is of netCDF-3, which is not HDF5: make it netCDF-4 (nccopy -k nc4), and import that"
+                        raise InterchangeError(f"{path!r} can't be read: {text}") from None
+                    raise
+                found = _Found(netcdf=Netcdf(h5py, file))
                 documents = {name: _document(h5py, file, name) for name in (VALUES, ATTRIBUTES, HINTS)}
                 found.values, found.attributes = documents[VALUES], documents[ATTRIBUTES]
                 found.hints = Hints.read(documents[HINTS])
                 found.attributes[""] = _attributes(h5py, file, "", found)
-                _look(h5py, path, file, "", found, {}, {}, set(documents))
+                _look(h5py, path, file, "", found, {}, set(documents))
             yield found
 
 
@@ -296,16 +308,19 @@ def _texts(h5py: Any, found: list[str]) -> np.ndarray[Any, Any]:
 # ---- reading
 
 
-@dataclass
+@dataclass(kw_only=True)
 class _Found(Found):
-    """is_netcdf: whether netCDF's library wrote the file."""
+    """netcdf: what netCDF's library shows of the file."""
 
-    is_netcdf: bool = False
+    netcdf: Netcdf
 
 
-def _address(h5py: Any, member: Any) -> tuple[int, Any]:
-    about = h5py.h5o.get_info(member.id)
-    return about.fileno, about.addr
+def _is_netcdf_3(path: str) -> bool:
+    try:
+        with open(path, "rb") as file:
+            return file.read(4) in (b"CDF\x01", b"CDF\x02", b"CDF\x05")
+    except OSError:
+        return False
 
 
 def _document(h5py: Any, file: Any, name: str) -> Any:
@@ -326,11 +341,6 @@ def _document(h5py: Any, file: Any, name: str) -> Any:
     return found
 
 
-def _shown(name: str | bytes) -> str:
-    """A name. h5py gives bytes if it is not in UTF-8."""
-    return name.decode(errors="backslashreplace") if isinstance(name, bytes) else name
-
-
 def _look(
     h5py: Any,
     path: str,
@@ -338,15 +348,13 @@ def _look(
     prefix: str,
     found: _Found,
     seen: dict[Any, str],
-    lengths: dict[Any, int],
     hidden: set[str],
 ) -> None:
     """Links to other files are not followed: a file must not read others. seen: groups, by their first name. Another
-    name of one is not followed either: groups with two names each, 40 levels deep, would have 2^40 names. lengths: of
-    netCDF's unlimited axes, by their scale."""
-    seen[_address(h5py, group)] = prefix
+    name of one is not followed either: groups with two names each, 40 levels deep, would have 2^40 names."""
+    seen[address(h5py, group)] = prefix
     for part in group:
-        name = prefix + _shown(part)
+        name = prefix + (found.netcdf.name(group, part) if isinstance(part, str) else shown(part))
         if name in hidden:
             continue
         if isinstance(part, bytes):
@@ -357,25 +365,25 @@ def _look(
             continue
         member = group[part]
         if isinstance(member, h5py.Group):
-            if (first := seen.get(_address(h5py, member))) is not None:
+            if (first := seen.get(address(h5py, member))) is not None:
                 require(not name.startswith(first), f"the group {name!r} is in itself")
                 found.left_out.append((name, f"{name!r} is another name of the group {first[:-1]!r}"))
                 continue
             found.attributes[name] = _attributes(h5py, member, name, found)
-            _look(h5py, path, member, f"{name}/", found, seen, lengths, hidden)
+            _look(h5py, path, member, f"{name}/", found, seen, hidden)
         elif isinstance(member, h5py.Dataset):
             with found.member(path, name):
-                _dataset(h5py, path, member, name, found, lengths)
+                _dataset(h5py, path, member, name, found)
         else:
             found.left_out.append((name, f"{name!r} is a named type"))
 
 
-def _dataset(h5py: Any, path: str, member: Any, name: str, found: _Found, lengths: dict[Any, int]) -> None:
+def _dataset(h5py: Any, path: str, member: Any, name: str, found: _Found) -> None:
     if member.shape is None:
         found.left_out.append((name, f"{name!r} is a dataset without a shape"))
         return
-    if _is_scale(h5py, member) and _words(member, "NAME").startswith(_ONLY_LENGTH):
-        return  # netCDF's way to keep the length of an axis without coordinates
+    if has_length_only(h5py, member):
+        return
     if member.is_virtual or member.external:
         raise Unsupported(f"{name!r} has its contents in other files, which are not read")
     try:
@@ -383,7 +391,7 @@ def _dataset(h5py: Any, path: str, member: Any, name: str, found: _Found, length
     except TypeError as error:
         raise Unsupported(f"{name!r} holds elements of a type of HDF5 that numpy lacks: {error}") from error
     found.attributes[name] = _attributes(h5py, member, name, found)
-    shape = _shape_in_netcdf(h5py, member, lengths) if found.is_netcdf else member.shape
+    shape = found.netcdf.shape(member)
     if text is not None and text.length is None:
         if not member.ndim:
             found.values[name] = member.asstr()[()]
@@ -431,27 +439,6 @@ def _maxshape(member: Any, shape: tuple[int, ...], inner: tuple[int, ...] = ()) 
     if not shape or member.maxshape[0] == shape[0] or member.maxshape[1:] != shape[1:]:
         return None
     return (*member.maxshape, *inner)
-
-
-def _shape_in_netcdf(h5py: Any, member: Any, lengths: dict[Any, int]) -> tuple[int, ...]:
-    """The shape of a dataset as a variable of netCDF: an unlimited axis is as long as in the longest variable."""
-    shape: tuple[int, ...] = member.shape
-    if None not in member.maxshape:
-        return shape
-    try:
-        is_scale = _is_scale(h5py, member) and member.ndim == 1
-        scales = [member] if is_scale else [member.file[one[0]] for one in member.attrs[_SCALES]]
-        for scale in scales:
-            if (place := _address(h5py, scale)) not in lengths:
-                users = [(member.file[one], axis) for one, axis in scale.attrs["REFERENCE_LIST"]]
-                lengths[place] = max(scale.shape[0], *(one.shape[axis] for one, axis in users))
-        found = [lengths[_address(h5py, scale)] for scale in scales]
-        return tuple(
-            n if most is not None else max(n, whole)
-            for n, most, whole in zip(shape, member.maxshape, found, strict=True)
-        )
-    except (AttributeError, IndexError, KeyError, OSError, RuntimeError, TypeError, ValueError):  # no scales
-        return shape
 
 
 def _fill_of(h5py: Any, member: Any) -> Any:
@@ -505,15 +492,15 @@ def _plain(h5py: Any, dtype: np.dtype[Any], name: str) -> np.dtype[Any]:
 def _attributes(h5py: Any, member: Any, name: str, found: _Found) -> dict[str, Any]:
     """Those that HDF5 has no place for (see `_put_attributes`) are in `found` already."""
     known, hinted = dict(found.attributes.get(name, {})), found.hints.attributes.get(name, {})
-    is_scale = _is_scale(h5py, member)
+    scale = is_scale(h5py, member)
     axes = getattr(member, "ndim", 0)
     labels = [""] * axes
-    scales = [_last_part(member)] if is_scale and axes == 1 else labels
+    scales = found.netcdf.axes(member) if scale else labels
     for key in member.attrs:
         if isinstance(key, bytes):
-            found.left_out.append((name, f"the name of the attribute {_shown(key)!r} of {name!r} is not in UTF-8"))
+            found.left_out.append((name, f"the name of the attribute {shown(key)!r} of {name!r} is not in UTF-8"))
             continue
-        hidden = (is_scale and key in _OF_SCALES) or key.startswith("_Netcdf4") or (not name and key in _OF_NETCDF)
+        hidden = (scale and key in _OF_SCALES) or key.startswith(NUMBERED) or (not name and key in OF_NETCDF)
         if hidden and key not in hinted:
             continue
         try:
@@ -524,15 +511,15 @@ def _attributes(h5py: Any, member: Any, name: str, found: _Found) -> dict[str, A
         refers, value = value, _attribute(h5py, value)
         if value is _LEFT_OUT:
             if key in _REFERENCES and isinstance(member, h5py.Dataset):
-                if key == _SCALES and not is_scale and np.shape(refers) == (axes,):
+                if key == SCALES and not scale and np.shape(refers) == (axes,):
                     scales = [_name_of_scale(member.file, one) for one in refers]
                 continue
             found.left_out.append((name, f"the attribute {key!r} of {name!r} is a reference, or of another type"))
         elif key == _LABELS and isinstance(value, list) and len(value) == axes:
             labels = value
         else:
-            known[key] = _of_netcdf(value) if found.is_netcdf and key not in hinted else value
-    names = [label or scale for label, scale in zip(labels, scales, strict=True)]
+            known[key] = _of_netcdf(value) if found.netcdf.is_one and key not in hinted else value
+    names = [label or name for label, name in zip(labels, scales, strict=True)]
     if any(names):
         known.setdefault("dims", names)
     return known
@@ -541,28 +528,9 @@ def _attributes(h5py: Any, member: Any, name: str, found: _Found) -> dict[str, A
 def _name_of_scale(file: Any, refers: Any) -> str:
     """The name of an axis by the first of its scales, as h5netcdf and xarray know it; "" if there is none."""
     try:
-        return _last_part(file[refers[0]])
+        return last_part(file[refers[0]])
     except (IndexError, KeyError, OSError, RuntimeError, TypeError, ValueError):  # none, or it points to nothing
         return ""
-
-
-def _last_part(member: Any) -> str:
-    return _shown(member.name or "").rpartition("/")[2]
-
-
-def _is_scale(h5py: Any, member: Any) -> bool:
-    """Whether a dataset is a scale, which has the coordinates along an axis of other datasets."""
-    return isinstance(member, h5py.Dataset) and _words(member, "CLASS") == "DIMENSION_SCALE"
-
-
-def _words(member: Any, key: str) -> str:
-    """The text of an attribute; "" if there is none, or if it is no text."""
-    try:
-        found = member.attrs.get(key, "")
-    except (TypeError, ValueError):
-        return ""
-    found = found.decode(errors="replace") if isinstance(found, bytes) else found
-    return found if isinstance(found, str) else ""
 
 
 _LEFT_OUT = object()

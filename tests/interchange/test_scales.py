@@ -157,3 +157,61 @@ def test_unlimited_axes_of_netcdf(store: pmstore.Store, tmp_path: Path, monkeypa
     assert store.append("d", [3, 4])[-2:].tolist() == [[-5, -5], [3, 4]]
     with pytest.raises(TypeError, match="'c' has the fixed shape"):
         store.append("c", [0.0] * 9)
+
+
+@pytest.mark.parametrize("properties", [True, False])
+def test_coordinates_of_netcdf_with_two_axes(store: pmstore.Store, tmp_path: Path, properties: bool) -> None:
+    """Such a scale refers to no other: its axes have numbers. Libraries before 4.4.1 gave the file no properties."""
+    with h5py.File(tmp_path / "x.nc", "w") as file:
+        if properties:
+            file.attrs["_NCProperties"] = np.bytes_("version=2,netcdf=4.9.2,hdf5=1.14.3")
+        file.create_dataset("g/t", data=np.arange(4.0).reshape(2, 2), maxshape=(None, 2), chunks=(2, 2), fillvalue=-1)
+        file.create_dataset("w", data=np.ones((5, 3)), maxshape=(None, 3), chunks=(2, 3))
+        file["n"], file["x"] = np.zeros(2, "f4"), np.zeros(3, "f4")
+        for number, (name, length) in enumerate((("g/t", 0), ("n", 2), ("x", 3))):
+            only = f"This is a netCDF dimension but not a netCDF variable.{length:10}"
+            file[name].make_scale(only if length else "t")
+            file[name].attrs["_Netcdf4Dimid"] = np.int32(number)
+        file["g/t"].attrs["_Netcdf4Coordinates"] = np.array([0, 1], "i4")
+        for axis, name in enumerate(("g/t", "x")):
+            file["w"].dims[axis].attach_scale(file[name])
+        file["w"].attrs["n"] = np.array([7])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert pmstore.load_into(store, tmp_path / "x.nc") == 2
+    assert store["g/t"].tolist() == [[0, 1], [2, 3], [-1, -1], [-1, -1], [-1, -1]]
+    assert store.attrs("g/t") == {"dims": ["t", "n"]} and store.attrs("w") == {"dims": ["t", "x"], "n": 7}
+
+
+def test_numbers_of_axes_that_are_damaged(store: pmstore.Store, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.nc", "w") as file:
+        for name, number, numbers in (("a", "none", [0]), ("b", [1, 2], [7, 8]), ("c", 1, "ab"), ("d", 2, [1, 1, 1])):
+            file.create_dataset(name, data=np.ones((2, 2)), maxshape=(None, 2), chunks=(2, 2))
+            file[name].make_scale(name)
+            file[name].attrs.update(_Netcdf4Dimid=number, _Netcdf4Coordinates=numbers)
+    assert pmstore.load_into(store, tmp_path / "x.nc") == 4
+    assert all(store[name].shape == (2, 2) and not store.attrs(name) for name in "abcd")
+
+
+def test_variables_of_netcdf_with_the_name_of_another_axis(store: pmstore.Store, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.nc", "w") as file:
+        file["g/x"] = np.zeros(3, "f4")
+        file["g/x"].make_scale("This is a netCDF dimension but not a netCDF variable.         3")
+        file["g/_nc4_non_coord_x"], file["g/_nc4_non_coord_y"] = np.arange(4), np.arange(5)
+        file["_nc4_non_coord_z"], file["z"] = np.arange(6), np.arange(7)
+        file["_nc4_non_coord_link"], file["link"] = np.arange(8), h5py.ExternalLink("other.h5", "/x")
+    with pytest.warns(UserWarning, match="'link' is a soft or external link"):
+        assert pmstore.load_into(store, tmp_path / "x.nc") == 5
+    assert {name: len(store[name]) for name in store} == {
+        "g/x": 4,
+        "g/_nc4_non_coord_y": 5,
+        "_nc4_non_coord_z": 6,
+        "z": 7,
+        "_nc4_non_coord_link": 8,
+    }
+
+
+def test_netcdf_3_is_named(store: pmstore.Store, tmp_path: Path) -> None:
+    (tmp_path / "x.nc").write_bytes(b"CDF\x02" + bytes(100))
+    with pytest.raises(pmstore.InterchangeError, match="it is of netCDF-3, which is not HDF5: make it netCDF-4"):
+        pmstore.load_into(store, tmp_path / "x.nc")

@@ -173,7 +173,7 @@ PYTHON_ORDER = {
     "_interchange": [
         "target forms",
         "source found",
-        "text",
+        "text scales",
         "hdf5 npz safetensors zarr",
         "formats",
         "exporting importing",

@@ -30,6 +30,7 @@ from pmstore._values.array import chunks, memory_order
 from pmstore._values.dtypes import value_bytes
 from pmstore._values.generators import SPAWNED, generator_state
 from pmstore._values.registry import HEAP_TYPE, parts_of
+from pmstore._values.tensors import array_of_tensor, is_tensor
 from pmstore._values.types import is_text, small_of
 
 Fingerprint = dict[str, Any]
@@ -203,6 +204,8 @@ def describe(value: Any) -> Any:
         return f"{value.dtype} array {list(value.shape)} {hash_array(value)}"
     if isinstance(value, NameMapping):
         return _describe_place(value)
+    if is_tensor(value):
+        return describe(array_of_tensor(value))
     if hasattr(value, "tocsr") and not isinstance(value, type):  # some of them are dicts
         return [type(value).__name__, describe_data(value.tocsr())]
     if isinstance(value, Mapping | list | tuple):
@@ -429,7 +432,8 @@ def _describe_surrounding(value: Any) -> Any:
 
 def _name_of(function: Any) -> str:
     kind = function if hasattr(function, "__qualname__") else type(function)
-    return f"{kind.__module__}.{kind.__qualname__}"
+    module = "__main__" if kind.__module__ == "__mp_main__" else kind.__module__  # the same in a spawned process
+    return f"{module}.{kind.__qualname__}"
 
 
 def _is_filled(cell: types.CellType) -> bool:

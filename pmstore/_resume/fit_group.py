@@ -52,7 +52,7 @@ StoreOrPath = Store | str | os.PathLike[str]
 _SHOWN = 10  # differences in an error message
 
 _registry = threading.Lock()
-_locks: weakref.WeakKeyDictionary[Store, dict[str, threading.Lock]] = weakref.WeakKeyDictionary()
+_locks: weakref.WeakKeyDictionary[Store, dict[str, threading.RLock]] = weakref.WeakKeyDictionary()
 
 
 class FitGroup:
@@ -95,14 +95,20 @@ class FitGroup:
         fingerprint = self.fingerprint
         return fingerprint is not None and self.name.rpartition("/")[2] == digest(fingerprint)
 
-    def worked_on(self) -> threading.Lock:
-        """A lock for one thread at a time. The other threads wait, and then find the state that it left.
+    def worked_on(self) -> threading.RLock:
+        """A lock for one thread at a time. The other threads wait, and then find the state that it left. Raises
+        TransactionError if this thread has it: it would wait for itself.
 
         The lock itself, and no generator around it: the traceback of an interrupt would keep the generator, and the
         generator the lock.
         """
         with _registry:
-            return _locks.setdefault(self.store, {}).setdefault(self.name, threading.Lock())
+            lock = _locks.setdefault(self.store, {}).setdefault(self.name, threading.RLock())
+        if _has(lock):
+            raise TransactionError(
+                f"the fit {self.name!r} in {self.store.path} is at work: it can't be run or reset inside of itself"
+            )
+        return lock
 
     def check_writable(self) -> None:
         """Raise ReadOnlyStoreError if the store is open for reading, ForkedStoreError in a fork of its process."""
@@ -219,6 +225,15 @@ class FitGroup:
                 )
 
 
+def _has(lock: threading.RLock) -> bool:
+    """Whether this thread has the lock."""
+    try:
+        threading.Condition(lock).notify(0)  # which wakes nobody
+    except RuntimeError:
+        return False
+    return True
+
+
 def group_name(kind: str, fingerprint: Fingerprint) -> str:
     """The name of the group of a fit without a name."""
     return f"{kind}/{digest(fingerprint)}"
@@ -258,9 +273,11 @@ def opened(store: StoreOrPath, what: str, mode: Literal["a", "r+"] = "a") -> Ite
     """An open store as it is, outside any transaction; for a path, a store that is open until the end of the block.
 
     If this process has the store open at the path, for example in another thread that uses this block, the block uses
-    that store. Leaving the block commits, or rolls back if an exception is passing. If another process has the store
-    open, this waits until it closes the store. It does not wait for a process that started this one and may itself be
-    waiting for it: that raises StoreLockedError.
+    that store. Leaving the block commits. If an exception is passing, changes that are pending stay so for those who
+    have the store open, too, and are lost if nobody has: transactions of the block have taken back theirs.
+
+    If another process has the store open, this waits until it closes the store. It does not wait for a process that
+    started this one and may itself be waiting for it: that raises StoreLockedError.
 
     Parameters
     ----------
@@ -282,8 +299,8 @@ def opened(store: StoreOrPath, what: str, mode: Literal["a", "r+"] = "a") -> Ite
         try:
             yield own
         except BaseException:
-            with contextlib.suppress(Error):  # after a commit that lacked space, the changes are still pending
-                own.__exit__(*sys.exc_info())
+            with contextlib.suppress(Error):
+                own._leave(sys.exc_info()[1])
             raise
         with contextlib.suppress(Error):  # nothing of the fit is pending
             own.__exit__(None, None, None)

@@ -44,6 +44,8 @@ logger = logging.getLogger("pmstore")
 
 BETWEEN_REPORTS = 5.0  # seconds
 
+_running: dict[int, Resumable] = {}  # the objects that run, by their ids: two runs would change the same `state`
+
 
 class Resumable(ABC):
     """An iterative algorithm whose state is in a store, and which continues after its last commit if it is killed.
@@ -211,7 +213,9 @@ class Resumable(ABC):
         OutOfSpaceError
             The state of the last commit is kept.
         TransactionError
-            A transaction of the store is open in this thread.
+            A transaction of the store is open in this thread, or this fit is at work in it.
+        RuntimeError
+            This object runs already, in this thread or another.
         StoreLockedError
             The holder of the store may be waiting for this call.
         ValueError
@@ -222,6 +226,16 @@ class Resumable(ABC):
         _require_count("runs", self.runs, 1)
         if self.max_iter is None and type(self).converged is Resumable.converged:
             raise TypeError(f"{self.title} would never end: give it a max_iter, or a method converged()")
+        here = id(self)
+        if here in _running:
+            raise RuntimeError(f"this {type(self).__name__} is at work, and runs one fit at a time: make another one")
+        _running[here] = self
+        try:
+            return self._run_alone(store, name, commits)
+        finally:
+            del _running[here]
+
+    def _run_alone(self, store: StoreOrPath | None, name: str | None, commits: _Commits) -> State:
         self.resumed_from_run_ = self.resumed_from_iter_ = 0
         self.slot_name_ = None
         if store is None:

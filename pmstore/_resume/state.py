@@ -35,6 +35,7 @@ from pmstore._values.generators import (
     set_generator_state,
 )
 from pmstore._values.sharing import sharing
+from pmstore._values.tensors import is_tensor
 from pmstore._values.types import is_text
 from pmstore._values.values import changeable_inside, contents_of, copied, encode
 
@@ -282,6 +283,11 @@ class State:
 
     def _own(self, name: str, value: Any) -> Any:
         """The value; or a copy without gaps, if it would change with another field, or the store would lose gaps."""
+        if is_tensor(value):
+            raise TypeError(
+                f"{name!r} can't be a tensor: a resumed fit would have an array instead. Give the field a shape and a "
+                f"dtype, and use torch.from_numpy(self.state.{name}) where a tensor is needed; or keep tensor.numpy()"
+            )
         others, arrays = changeable_inside(value)
         return copied(value) if (others or arrays) and self._is_shared(name, others, arrays) else value
 

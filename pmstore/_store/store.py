@@ -412,12 +412,19 @@ class Store(Following):
                     self._end_drains()
                 raise
             return
+        self._leave(error, lambda: self._roll_back_and_give_back(kind, error, traceback))
+
+    def _leave(self, error: BaseException | None, leave: Callable[[], None] | None = None) -> None:
+        """Give one opening back while an error is passing. By default nothing is committed or rolled back: what is
+        pending stays with the other openings."""
+        if self.closed:
+            return
         try:
             if isinstance(error, UnknownNameError):
                 str(error)  # now: its hint asks the store
         finally:
             try:  # if the store is closed inside its own transaction, that transaction can't continue
-                self._leave_by(lambda: self._roll_back_and_give_back(kind, error, traceback))
+                self._leave_by(leave or self._give_back)
             finally:
                 if self.closed:
                     self._end_drains()

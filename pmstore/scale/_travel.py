@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import pickle
+import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -14,6 +15,9 @@ import numpy as np
 from pmstore.scale._messages import Array
 
 T = TypeVar("T")
+
+_MAIN_WHERE_SPAWNED = "__mp_main__"
+"""The module of the program that was started, in a process that multiprocessing has spawned."""
 
 
 def packed(value: Any, what: str) -> bytes:
@@ -116,7 +120,7 @@ class _Pickler(pickle.Pickler):
     needs_program = False
 
     def reducer_override(self, one: Any) -> Any:
-        if getattr(one, "__module__", None) == "__main__":
+        if getattr(one, "__module__", None) in ("__main__", _MAIN_WHERE_SPAWNED):
             by_name = isinstance(one, type | types.FunctionType) or isinstance(one.__reduce_ex__(5), str)
             self.needs_program |= by_name
         return NotImplemented
@@ -127,6 +131,8 @@ def _library() -> Any:
         import cloudpickle
     except ModuleNotFoundError:
         return pickle
+    if _MAIN_WHERE_SPAWNED in sys.modules:  # no worker has it
+        cloudpickle.register_pickle_by_value(sys.modules[_MAIN_WHERE_SPAWNED])
     return cloudpickle
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import itertools
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 
 import pmstore
 from pmstore._core import META_MAX, Core, Entry, ffi, lib
-from tests.conftest import Medium
+from tests.conftest import Medium, run_in_fork
 from tests.support.images import NODE, REGION, Image
 
 KEY_MAX = 768
@@ -34,6 +35,32 @@ def core(open_store: Callable[..., pmstore.Store]) -> Iterator[Core]:
 def test_a_descriptor_that_is_not_open() -> None:
     assert lib.pm_open(-1, lib.PM_MEDIA_AUTO, 0, 0, ffi.NULL, ffi.new("pm_store **")) == lib.PM_IO
     assert ffi.string(lib.pm_message()) == b"cannot look at the file: Bad file descriptor"
+
+
+def test_a_descriptor_of_something_else_than_a_file() -> None:
+    read, write = os.pipe()
+    assert lib.pm_format(write, lib.PM_MEDIA_AUTO, ffi.NULL) == lib.PM_NOT_A_STORE
+    assert ffi.string(lib.pm_message()) == b"not a regular file"
+    assert lib.pm_open(read, lib.PM_MEDIA_AUTO, 0, 0, ffi.NULL, ffi.new("pm_store **")) == lib.PM_NOT_A_STORE
+    assert ffi.string(lib.pm_message()) == b"not a regular file"
+
+
+def test_a_child_lets_the_file_of_descriptor_0_go(medium: Medium) -> None:
+    """Python gives the core no such number."""
+    path = medium.directory / "s.pm"
+    pmstore.open(path, media=medium.name).close()
+
+    def program() -> None:
+        os.dup2(os.open(path, os.O_RDWR), 0)
+        media = lib.PM_MEDIA_FILE if medium.name == "file" else lib.PM_MEDIA_AUTO
+        assert lib.pm_open(0, media, 0, 0, ffi.NULL, ffi.new("pm_store **")) == lib.PM_OK
+        run_in_fork(child)
+
+    def child() -> None:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(0)
+
+    run_in_fork(program)
 
 
 @pytest.mark.parametrize("key", [b"", bytes(KEY_MAX + 1)])

@@ -112,6 +112,18 @@ def test_arrays_that_a_rollback_takes_back_do_not_pile_up(open_store):
     assert store.stats().region_size == size and list(store) == ["a"]
 
 
+def test_deletions_that_a_rollback_takes_back_do_not_pile_up(open_store):
+    """Each notes that readers may map the array, once for all of them."""
+    store = open_store()
+    constant = store.create_array("constant", 5000, writeable=False)
+    store.commit()
+    for _ in range(100):
+        del store["constant"]
+        store.rollback()
+    assert store.stats().buffers <= 2
+    assert not constant.any()
+
+
 def test_arrays_that_were_let_go_do_not_pile_up_over_commits(open_store):
     """Neither those that were read nor those that were written: a later commit need not compare them."""
     store = open_store()
@@ -156,6 +168,15 @@ def test_absurd_lengths_find_no_space(open_store, length):
     store["a"] = np.ones(1000)
     store.commit()
     assert store.check().ok
+
+
+def test_a_length_that_the_format_allows_is_told_as_too_long_for_the_file(open_store):
+    """Half of the largest region, and one byte more."""
+    core = open_store(max_size=400 << 20)._catalog.core
+    with pytest.raises(pmstore.OutOfSpaceError, match="max_size"):
+        core.alloc(1 << 41)
+    with pytest.raises(pmstore.OutOfSpaceError, match="more than a store can hold"):
+        core.alloc((1 << 41) + 1)
 
 
 MAP = (PAGE - 64) * 4  # pages that one page of the space map describes

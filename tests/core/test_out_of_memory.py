@@ -428,6 +428,7 @@ def test_a_small_commit_after_a_large_one_that_lacked_memory(fault_library: Path
 def refused_to_late_syncs(folder: str) -> None:
     path = Path(folder) / "late.pm"
     pmstore.open(path, "x", media="file").close()
+    shims.watch_memory()
     for at in each_request(4):
         begin_memory(ONCE, at)
         with contextlib.suppress(pmstore.OutOfMemoryError):
@@ -437,7 +438,9 @@ def refused_to_late_syncs(folder: str) -> None:
             store.commit()
             assert store.stats().durable_sequence < store.sequence, at
             store.close()
+            del store
         shims.end()
+        assert shims.blocks_held() == 0, at
 
 
 def test_a_store_that_lacks_memory_for_late_syncs_is_not_opened(fault_library: Path, directory: Path) -> None:

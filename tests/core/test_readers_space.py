@@ -104,6 +104,34 @@ def test_the_page_behind_what_a_reader_maps_is_used_again(open_store: Open) -> N
         assert (x == 1).all()
 
 
+def test_the_page_before_what_a_reader_maps_is_used_again(open_store: Open) -> None:
+    """An array that fills its pages, together with their hashes, ends there."""
+    with open_store(mode="x", max_size=64 << 20) as writer:
+        for name in ("before", "x"):
+            writer.create_array(name, 10 * 511, "f8", fill_value=1.0, writeable=False)
+        writer.commit()
+        place = offset_of(writer, "before")
+        assert offset_of(writer, "x") == place + 10 * 4096
+        with open_store(mode="r") as reader:
+            x = reader["x"]
+            del writer["before"]
+            writer.commit()
+            fill_space(writer)
+            assert place in [offset_of(writer, f"y{i}") for i in range(4)]
+            assert (x == 1).all()
+
+
+def test_only_a_writer_notes_what_readers_map(open_store: Open) -> None:
+    """A store for reading gives no space away."""
+    with_constant(open_store).close()
+    with open_store(mode="r") as reader:
+        x = reader["x"]
+    for mode, noted in (("r", 0), ("r+", 1)):
+        with open_store(mode=mode, exclusive=True) as other:
+            assert other.stats().buffers == noted
+    assert (x == 1).all()
+
+
 def test_a_lock_without_an_end_is_one_of_all_space_behind_its_beginning(open_store: Open) -> None:
     """Another program has it, such as one that copies files."""
     with with_constant(open_store) as writer:

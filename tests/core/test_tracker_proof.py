@@ -36,6 +36,7 @@ EXPECTED = {
     "interrupted scan": "uffd",
     "no dropping": "pagemap",
     "not the last": "pagemap",
+    "told twice": "pagemap",
 }
 
 

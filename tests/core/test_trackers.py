@@ -453,6 +453,14 @@ def test_another_mapping_is_noticed(open_store: Open, tracker: str) -> None:
 # ---- kernels before 6.7, which can't list written pages
 
 
+def end_pagemaps() -> None:
+    """Leave this process's stores without what the kernel tells of pages."""
+    for fd in map(int, os.listdir("/proc/self/fd")):
+        with contextlib.suppress(FileNotFoundError):  # that of the list
+            if os.readlink(f"/proc/self/fd/{fd}").endswith("/pagemap"):
+                os.dup2(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), fd, inheritable=False)
+
+
 def on_an_older_kernel(path: str) -> None:
     """Run in another process, under the shim."""
     variable("fault_no_scan").value = 1
@@ -476,11 +484,8 @@ def on_an_older_kernel(path: str) -> None:
             assert np.array_equal(w, expected)
             assert_committed(store)
         assert store.stats().tracker == "pagemap"
-        for fd in map(int, os.listdir("/proc/self/fd")):
-            with contextlib.suppress(FileNotFoundError):  # that of the list
-                if os.readlink(f"/proc/self/fd/{fd}").endswith("/pagemap"):
-                    os.dup2(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC), fd, inheritable=False)
-        for _ in range(3):  # the kernel tells of no page any more, so that all bytes are compared
+        end_pagemaps()
+        for _ in range(3):  # all bytes are compared
             w[rng.choice(len(w), 40)] += 1
             store.commit()
             assert_committed(store)
@@ -494,6 +499,25 @@ def on_an_older_kernel(path: str) -> None:
 @pytest.mark.no_sanitizer  # which is preloaded too
 def test_a_kernel_without_the_scan(medium: Medium, fault_library: Path) -> None:
     assert shims.call(fault_library, on_an_older_kernel, medium.directory / "s.pm") == "committed\n"
+
+
+def without_a_pagemap(path: str) -> None:
+    """Run in another process, under the shim."""
+    variable("fault_no_scan").value = 1
+    os.environ["PMSTORE_TRACKER"] = "pagemap"
+    with pmstore.open(path) as store:
+        w = tracked(store)
+        end_pagemaps()
+        w[3] += 1
+        store.commit()
+        assert_committed(store)
+    print("committed")
+
+
+@pytest.mark.no_sanitizer  # which is preloaded too
+def test_an_older_kernel_that_stops_telling_of_pages(tmp_path: Path, fault_library: Path) -> None:
+    """Each commit compares all bytes, also where this tracker has to be used."""
+    assert shims.call(fault_library, without_a_pagemap, tmp_path / "s.pm") == "committed\n"
 
 
 # ---- files on DAX, of which the kernel does not tell which pages are private

@@ -42,6 +42,7 @@ typedef enum {
     INTERRUPTED_SCAN,   /* no lie: a signal comes behind the first page, if there is nothing to tell of it */
     NO_DROPPING,        /* a part of the mapping can't be dropped */
     NOT_THE_LAST,       /* of the pages in memory, the last one is never told as written */
+    TOLD_TWICE,         /* pages that were told and protected are told once more, written or not */
     LIES
 } lie;
 
@@ -49,7 +50,7 @@ static const char *const lies[] = {
     "honest", "no scan", "no pagemap", "no userfaultfd", "no populating", "not asynchronous", "nothing written",
     "written for ever", "all written", "not what it read", "not what it found", "not what it showed", "no filling",
     "others unnoticed", "still armed", "read is private", "nothing private", "only exclusive", "swapped is nothing",
-    "interrupted read", "interrupted scan", "no dropping", "not the last"};
+    "interrupted read", "interrupted scan", "no dropping", "not the last", "told twice"};
 
 static lie told;
 static uint8_t *pages; /* the mapping of the test */
@@ -106,6 +107,8 @@ static int scan_with_lies(int fd, argument *how)
         return how->walk_end = how->end += REAL_PAGE, regions;
     }
     if (told == ALL_WRITTEN && for_written) how->mask = how->inverted = 0;
+    static int scans;
+    if (told == TOLD_TWICE && for_written && how->any && ++scans == 2) how->mask = how->inverted = 0;
     if (told == NOT_WHAT_IT_SHOWED && for_written) {
         static bool showed[PAGES];
         for (int i = 0; i < PAGES; i++) {

@@ -400,4 +400,11 @@ OF_COMMIT = [
         "A list of one is sorted.",
         "count >= 1",
     ),
+    Equivalent(
+        "csrc/commit/only.c",
+        "uint64_t offset = buffer->offset + at, left = buffer->length - at;",
+        "The last page is asked for and compared as a whole: if only bytes behind the extent differ, none of its own "
+        "is found.",
+        "buffer->length + at",
+    ),
 ]

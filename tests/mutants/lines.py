@@ -269,6 +269,8 @@ def of_tests(folder: Path, tests: Sequence[str], name: str, limit: float) -> Ver
     sanitized = folder == SANITIZED
     command = tests_command(tests, "not slow and not no_sanitizer" if sanitized else "not slow")
     status, out = run_mutant(command, folder, name, limit)
+    if status is None and re.search(r"^[.sxX]*[FE]", out, re.MULTILINE):
+        return Verdict("a test that fails, and does not end")
     if status is None:
         return Verdict("", f"the tests did not end in {limit:.0f} s")
     if status in (3, 4) and run_mutant(command, folder, "", limit)[0] in (3, 4):

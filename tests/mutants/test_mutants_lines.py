@@ -241,6 +241,14 @@ def test_what_noticed_a_mutant_of_a_function_is_tried_first_on_its_next_one() ->
     assert Cover(["t.py"]).tests(change) == (["t.py"], [])
 
 
+@pytest.mark.parametrize(("output", "noticed"), [("....\n..", False), ("....\n.sF", True), ("E", True), ("", False)])
+def test_a_failure_counts_though_the_tests_do_not_end(
+    monkeypatch: pytest.MonkeyPatch, output: str, noticed: bool
+) -> None:
+    monkeypatch.setattr(lines, "run_mutant", lambda *given: (None, output))
+    assert bool(lines.of_tests(lines.BUILD, ["tests"], "m0", 1.0).by) == noticed
+
+
 def test_scores_leave_out_what_is_equivalent() -> None:
     outcomes = [
         Outcome("1", "a.c", "crash: all", "", 1.0),

@@ -163,7 +163,8 @@ def path_of_function(function: Callable[..., Any]) -> str:
         found = getattr(found, part, None)
     if found != function:
         raise TypeError(f"{text}, as {module}:{name} is something else, or an object's method: define a plain function")
-    return f"{_main() if module == '__main__' else module}:{name}"
+    in_main = module in ("__main__", "__mp_main__")  # the latter where multiprocessing has spawned the process
+    return f"{_main() if in_main else module}:{name}"
 
 
 def _main() -> str:

@@ -205,7 +205,7 @@ def describe(value: Any) -> Any:
     if isinstance(value, NameMapping):
         return _describe_place(value)
     if is_tensor(value):
-        return describe(array_of_tensor(value))
+        return ["Tensor", describe(array_of_tensor(value))]  # its std() is not that of an array
     if hasattr(value, "tocsr") and not isinstance(value, type):  # some of them are dicts
         return [type(value).__name__, describe_data(value.tocsr())]
     if isinstance(value, Mapping | list | tuple):

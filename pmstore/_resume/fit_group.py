@@ -303,7 +303,7 @@ def opened(store: StoreOrPath, what: str, mode: Literal["a", "r+"] = "a") -> Ite
                 own._leave(sys.exc_info()[1])
             raise
         with contextlib.suppress(Error):  # nothing of the fit is pending
-            own.__exit__(None, None, None)
+            own._leave_for_good()
 
 
 def _open_in_turn(path: str, mode: Literal["a", "r+"]) -> Store:

@@ -23,10 +23,11 @@ import contextlib
 import logging
 import math
 import numbers
+import os
 import platform
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -44,7 +45,8 @@ logger = logging.getLogger("pmstore")
 
 BETWEEN_REPORTS = 5.0  # seconds
 
-_running: dict[int, Resumable] = {}  # the objects that run, by their ids: two runs would change the same `state`
+_running: dict[int, object] = {}  # a mark of each run, by the id of the object: two runs would change the same `state`
+os.register_at_fork(after_in_child=_running.clear)  # the runs of other threads don't go on there
 
 
 class Resumable(ABC):
@@ -221,21 +223,27 @@ class Resumable(ABC):
         ValueError
             The path is ":memory:": that store, and the fit with it, would be gone at the end of this call.
         """
+        return self._alone(lambda: self._run_to_the_end(store, name, commit_every))
+
+    def _alone(self, run: Callable[[], State]) -> State:
+        """Call a run of this object. Raises RuntimeError, and changes nothing, if there is one already."""
+        here, this = id(self), object()
+        try:
+            if _running.setdefault(here, this) is not this:  # in one call: no other thread comes between
+                raise RuntimeError(
+                    f"this {type(self).__name__} is at work, and runs one fit at a time: make another one"
+                )
+            return run()
+        finally:
+            if here in _running and _running[here] is this:  # without a call: no interrupt comes between
+                del _running[here]
+
+    def _run_to_the_end(self, store: StoreOrPath | None, name: str | None, commit_every: float) -> State:
         commits = _Commits(commit_every)
         _require_count("max_iter", self.max_iter, 0)
         _require_count("runs", self.runs, 1)
         if self.max_iter is None and type(self).converged is Resumable.converged:
             raise TypeError(f"{self.title} would never end: give it a max_iter, or a method converged()")
-        here = id(self)
-        if here in _running:
-            raise RuntimeError(f"this {type(self).__name__} is at work, and runs one fit at a time: make another one")
-        _running[here] = self
-        try:
-            return self._run_alone(store, name, commits)
-        finally:
-            del _running[here]
-
-    def _run_alone(self, store: StoreOrPath | None, name: str | None, commits: _Commits) -> State:
         self.resumed_from_run_ = self.resumed_from_iter_ = 0
         self.slot_name_ = None
         if store is None:

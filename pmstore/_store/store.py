@@ -347,6 +347,22 @@ class Store(Following):
             raise
         self._give_back()
 
+    def _leave_for_good(self) -> None:
+        """Give one opening back, and commit before, unless there can't be a commit: the opening is gone in any case."""
+        try:
+            self._catalog.refuse_in_import()
+            may_commit = not self._commits.lock.mine()
+        except TransactionError:
+            may_commit = False
+        self._leave(None, self._commit_if_there_is_space if may_commit else None)
+
+    def _commit_if_there_is_space(self) -> None:
+        try:
+            self._commit_and_give_back()
+        except (OutOfSpaceError, OutOfMemoryError):
+            self._give_back()
+            raise
+
     def _roll_back_and_give_back(self, *passing: Any) -> None:
         try:
             if self._commits.lock.usable and self._file_lock.openings > 1:  # the others go on from the last commit

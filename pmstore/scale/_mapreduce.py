@@ -243,7 +243,7 @@ class MapReduce(Resumable):
         WorkersLostError
             No worker can be had, or workers compute with different libraries.
         RuntimeError
-            The engine, an object, is at work for another run, in another thread or around this call.
+            This object, or the engine, an object, is at work for another run, in another thread or around this call.
         TypeError
             The shards, or this object, can't be sent to workers.
         ValueError
@@ -254,14 +254,18 @@ class MapReduce(Resumable):
         if timeout is not None and not timeout > 0:
             raise ValueError(f"timeout is a number of seconds greater than 0, or None, not {timeout!r}")
         chosen = engine_of(engine)
-        directory = self._local_directory(store, chosen, local)
-        copies = self._archive(archive, archive_every)
-        with self._at_work(chosen, timeout, directory, copies):
-            state = super().run(store, name, commit_every=commit_every)
-            self._pmstore_parts = self._recovery(store) if directory else None
-            if copies is not None:
-                copies.let_go()
-            return state
+
+        def run() -> State:
+            directory = self._local_directory(store, chosen, local)
+            copies = self._archive(archive, archive_every)
+            with self._at_work(chosen, timeout, directory, copies):
+                state = self._run_to_the_end(store, name, commit_every)
+                self._pmstore_parts = self._recovery(store) if directory else None
+                if copies is not None:
+                    copies.let_go()
+                return state
+
+        return self._alone(run)
 
     def local_parts(self, name: str) -> LazyParts:
         """The arrays of a local field at the end of the fit, one for each shard; of several `runs`, of the best one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,6 +83,75 @@ def test_a_fit_inside_of_itself_does_not_wait_for_ever(where: str, call: str, tm
         with pytest.raises(pmstore.TransactionError, match="inside"):
             Walk(lambda: getattr(Walk(), call)(store, "f"), where).run(store, "f")
         assert Walk(lambda: Walk().run(store, "g"), "start").run(store, "f").x.tolist() == [5, 5, 5]
+
+
+class Sum(pmstore.MapReduce):
+    """other: the path of a store for a run inside of the first epoch."""
+
+    max_iter = 3
+
+    def __init__(self, other: Path) -> None:
+        self.other, self.refused = other, ""
+        self.shards = [np.ones((4, 3))] * 2
+
+    def fields(self) -> list[pmstore.Field]:
+        return [pmstore.Field("sum", 3)]
+
+    def fingerprint(self) -> dict[str, Any]:
+        return {}
+
+    def start(self) -> None:
+        pass
+
+    def map(self, shard: Any, shared: Any, rng: np.random.Generator) -> dict[str, Any]:
+        return {"sum": shard.sum(axis=0)}
+
+    def update(self, total: Any) -> None:
+        self.state.sum += total["sum"]
+        if not self.refused:
+            self.refused = "not refused"
+            try:
+                self.run(self.other)
+            except RuntimeError as error:
+                self.refused = str(error)
+
+
+def test_a_refused_run_of_a_fit_over_shards_leaves_the_other_one(tmp_path: Path) -> None:
+    fit = Sum(tmp_path / "other.pm")
+    assert fit.run(tmp_path / "s.pm").sum.tolist() == [24, 24, 24]
+    assert "this Sum is at work" in fit.refused and not (tmp_path / "other.pm").exists()
+
+
+def test_a_fork_may_run_what_runs_in_another_thread_of_its_parent(tmp_path: Path) -> None:
+    def inside() -> None:
+        inside_of.wait()
+        forked.wait()
+
+    inside_of, forked = threading.Barrier(2), threading.Barrier(2)
+    walk = Walk(inside)
+    thread = threading.Thread(target=walk.run)
+    thread.start()
+    inside_of.wait()
+    child = os.fork()
+    if not child:
+        try:
+            os._exit(0 if walk.run().x.tolist() == [5, 5, 5] else 1)
+        finally:
+            os._exit(1)
+    forked.wait()
+    thread.join()
+    assert os.waitpid(child, 0)[1] == 0 and walk.state.x.tolist() == [5, 5, 5]
+
+
+def test_a_fit_by_path_inside_of_an_import_gives_its_opening_back(tmp_path: Path) -> None:
+    path = tmp_path / "s.pm"
+    Walk().run(path, "f")
+    np.savez(tmp_path / "x.npz", a=np.ones(1000))
+    found = []
+    with pmstore.open(path) as store:
+        pmstore.load_into(store, tmp_path / "x.npz", progress=lambda *_: found.append(Walk().run(path, "f").x.tolist()))
+        assert store.openings == 1
+    assert found and all(one == [5, 5, 5] for one in found)
 
 
 def refused_by_its_fingerprint(path: Path) -> None:

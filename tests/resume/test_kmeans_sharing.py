@@ -276,14 +276,14 @@ def test_a_parent_that_fits_is_waited_for(path: Path, child: Callable[..., Any])
 
 def test_a_fit_is_leased_until_its_store_is_closed(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A child that waits gives up where there is no lease, and closing can take long."""
-    close = pmstore.Store.close
+    drop = pmstore.Store._drop
     leased = []
 
     def watched(store: pmstore.Store) -> None:
         leased.append(held.is_leased(store.path))
-        close(store)
+        drop(store)
 
-    monkeypatch.setattr(pmstore.Store, "close", watched)
+    monkeypatch.setattr(pmstore.Store, "_drop", watched)
     KMeans(3, n_init=1, store=path).fit(BLOBS)
     assert leased == [True] and not held.is_leased(str(path))
 

@@ -1,4 +1,4 @@
-"""Fits in a process that multiprocessing has spawned: its program is the module __mp_main__."""
+"""Fits and derived arrays in a process that multiprocessing has spawned: its program is the module __mp_main__."""
 
 from __future__ import annotations
 
@@ -42,6 +42,9 @@ def scale(x):
 
 
 def fit(path):
+    with pmstore.open(path) as store:
+        store["x"] = np.ones(2)
+        assert store.derive("scaled", scale, "x").value.tolist() == [2, 2]
     return Sum().run(path, "sum", engine=2).sum.tolist()
 
 
@@ -52,7 +55,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_class_of_the_program_travels_from_a_spawned_process(tmp_path: Path) -> None:
+def test_the_program_is_the_same_in_a_spawned_process(tmp_path: Path) -> None:
     pytest.importorskip("cloudpickle")
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, str(tmp_path / "program.py"), str(tmp_path / "s.pm")]

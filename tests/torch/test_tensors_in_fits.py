@@ -59,3 +59,10 @@ def test_tensors_in_a_fingerprint(tmp_path: Path) -> None:
     ):
         with pytest.raises(pmstore.FingerprintMismatchError):
             Walk(other).run(tmp_path / "s.pm", name)
+
+
+def test_a_tensor_is_no_array_in_a_fingerprint(tmp_path: Path) -> None:
+    """The same program may get another result from it: std() has another default."""
+    Walk(np.ones(3)).run(tmp_path / "s.pm", "f")
+    with pytest.raises(pmstore.FingerprintMismatchError, match="Tensor"):
+        Walk(torch.ones(3, dtype=torch.float64)).run(tmp_path / "s.pm", "f")

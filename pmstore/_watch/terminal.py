@@ -55,6 +55,8 @@ def console_for(once: bool) -> Console:
             "a terminal is drawn with rich, which is missing: pip install 'pmstore[watch]', or use --json", name="rich"
         ) from error
     console = Console(highlight=False)
+    if not console.width:  # COLUMNS is 0 where a program does not know the width
+        console.width = 80
     if not once and not console.is_terminal:
         raise ValueError("standard output is no terminal: use --json for lines, or --once for one picture")
     if not once and console.is_dumb_terminal:

@@ -32,8 +32,9 @@ WITHOUT_C := tests/aarch64 tests/interchange tests/mutants tests/power tests/pro
 	$(call tests,crash_files,explored images server use)
 
 # Of the rest, tests whose every branch of C code, as gcov counts them, others reach too: make torture runs these as well.
-REACHED_BY_OTHERS := tests/archive tests/crash_files $(call tests,store,attributes compact dump growing lists lost_updates \
-		names object_uses objects opened_again opening_limits reading rename store values workers wrong_arguments) \
+REACHED_BY_OTHERS := tests/archive tests/crash_files $(call tests,store,attributes compact dump growing interrupted_openings \
+		lists lost_updates names object_uses objects opened_again opening_limits reading rename store values workers \
+		wrong_arguments) \
 	$(call tests,golden,archives golden) $(call tests,derived,derived_crashes derived_stored derived_threads) \
 	$(call tests,resume,changed_state fingerprint_padding own_values partial_fit_parameters resumable)
 

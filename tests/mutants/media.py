@@ -389,6 +389,7 @@ PYTHON = [
         "is_interrupted(lock) || is_interrupted(lock_lowest(lock))",
         "false",
         "a finalizer takes back the first half of an operation",
+        parts=("transaction_lock",),
     ),
     Mutant(
         "handler-waits-for-a-thread-that-waits",
@@ -397,6 +398,7 @@ PYTHON = [
         "status != PY_LOCK_ACQUIRED && holds_lower(lock)",
         "false",
         "a signal handler in an operation and another thread's transaction wait for each other",
+        parts=("transaction_lock",),
     ),
     Mutant(
         "rollback-inside-an-operation",

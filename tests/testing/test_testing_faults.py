@@ -402,7 +402,7 @@ def test_the_check_sees_only_what_the_workload_did(medium: Medium) -> None:
         assert crash.acknowledged <= len(begun) and crash.acknowledged <= store.sequence <= crash.started
         acknowledged.append(crash.acknowledged)
 
-    budget = 60 if medium.name == "file" else None
+    budget = 30 if medium.name == "file" else None
     report = explore_faults(counting, check, medium=medium.name, budget=budget)
     assert report.outcomes["went on"] > 2 and report.crashes > 2 * report.evaluated
     acknowledged.clear()

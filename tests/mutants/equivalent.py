@@ -33,6 +33,12 @@ ELSEWHERE = {
 
 EQUIVALENT = [
     Equivalent(
+        "csrc/media/trace.c",
+        "return id ? id : 1;",
+        "One of 2^64 checksums is 0, and any other number is as good.",
+        "(1 + 1)",
+    ),
+    Equivalent(
         "csrc/dirty/page_set.c",
         "for (; page < end && page % 64; page++) count += pm_page_set_has(set, page);",
         "It counts the pages of the first word down from there; the number only decides whether two threads compare.",

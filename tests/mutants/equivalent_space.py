@@ -6,6 +6,12 @@ from tests.mutants.equivalent import Equivalent
 
 OF_SPACE = [
     Equivalent(
+        "csrc/space/node.c",
+        "if (node->count > sizeof node->slots / 2 || slots_end > node->low || node->low > CELLS_END) return false;",
+        "More slots than fit into the page end behind CELLS_END, and so behind low, if low is valid.",
+        "sizeof node->slots * 2",
+    ),
+    Equivalent(
         "csrc/space/catalog.c",
         "for (size_t bytes = leaf_bytes; depth >= 0 && pm_node_room(path->nodes[depth]) < bytes + 2;",
         "Cells are multiples of 8 bytes and slots have two: room and bytes are even.",

@@ -29,7 +29,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from itertools import compress, islice
@@ -59,6 +59,7 @@ SANITIZERS = "-g -fsanitize=address,undefined -fno-sanitize-recover=undefined"
 BY_SANITIZERS = "under sanitizers"
 BEGIN, END = "<!-- score per file: begin -->", "<!-- score per file: end -->"
 FIRST = 12  # tests that are tried by themselves: to import the files of all takes seconds
+RARER, ABOUT = 3, 20  # so many times fewer tests; of each such function so many
 HANGS = 20  # seconds; no chosen test takes half as long
 HANG_VARIABLE = "PMSTORE_MUTANT_HANGS"
 
@@ -199,10 +200,19 @@ class Cover:
         numbers = functions.get(change.function)
         if numbers is None:
             numbers = sorted({number for some in functions.values() for number in some[:4]})
+        else:
+            numbers = list(dict.fromkeys([*numbers[:FIRST], *self.about(functions.values(), len(numbers)), *numbers]))
         names = [self.names[number] for number in numbers if number not in self.missing]
         tests = [name for name in names if "::" in name]
         tests.sort(key=lambda name: -self.noticed[change.function, name])
         return tests, [name for name in names if "::" not in name]
+
+    @staticmethod
+    def about(functions: Iterable[list[int]], count: int) -> list[int]:
+        """Tests of the functions of a file that far fewer than `count` tests reach. These tests are about the file; of
+        a function that hundreds reach, the table has those that pass through it."""
+        few = sorted((some for some in functions if len(some) < count / RARER), key=len)
+        return list(dict.fromkeys(number for some in few for number in some[:ABOUT]))[: 5 * ABOUT]
 
     def note(self, change: Change, by: str) -> None:
         self.noticed[change.function, by.partition("[")[0]] += 1

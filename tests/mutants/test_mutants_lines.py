@@ -241,6 +241,15 @@ def test_what_noticed_a_mutant_of_a_function_is_tried_first_on_its_next_one() ->
     assert Cover(["t.py"]).tests(change) == (["t.py"], [])
 
 
+def test_tests_about_a_file_come_before_those_that_pass_through_it() -> None:
+    cover = Cover()
+    change = next(one for one in lines.changes_of("csrc/log/log.c") if one.function == "features_known")
+    tests = cover.tests(change)[0]
+    assert len(set(tests)) == len(tests)
+    about = {test.partition("::")[0] for test in tests[lines.FIRST : 3 * lines.FIRST]}
+    assert {"tests/golden/test_upgrade.py", "tests/core/test_unreadable_log.py"} <= about
+
+
 @pytest.mark.parametrize(("output", "noticed"), [("....\n..", False), ("....\n.sF", True), ("E", True), ("", False)])
 def test_a_failure_counts_though_the_tests_do_not_end(
     monkeypatch: pytest.MonkeyPatch, output: str, noticed: bool
